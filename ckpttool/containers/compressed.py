@@ -22,7 +22,7 @@ from ckpttool.core.readable import Readable
 _MAX_EXPANSION, _MIN_LIMIT = 1032, 1 << 28
 """Largest expansion ratio (deflate's), and a size that is always allowed."""
 _CHUNK, _PIECE = 1 << 16, 1 << 20
-"""Compressed bytes per read, and the most decompressed bytes per step."""
+"""Compressed bytes per read, and limit on decompressed bytes per step."""
 _KEPT = 1 << 22
 """Bytes kept before the position. Readers of overlapping windows step back."""
 _MAX_RESTARTED_A_BYTE = 64
@@ -167,7 +167,7 @@ class Decompressed(Readable):
 
         Raises:
             Truncated, DamagedCheckpoint: It breaks off, or its checksum is wrong.
-            LimitExceeded: It expands to more than honest ones do.
+            LimitExceeded: It expands by more than deflate can.
         """
         self.path = source.path
         self.compression = compression
@@ -210,6 +210,8 @@ class Decompressed(Readable):
         """Yield the content from the beginning on, at most a MiB at once."""
         decompressor, at, done, packed = self.compression.make(), self._begin, 0, b""
         while not decompressor.eof:
+            # bz2 and lzma keep unused input themselves, and have ``needs_input``; zlib returns it in
+            # ``unconsumed_tail``, from which ``_step`` takes it.
             if not packed and getattr(decompressor, "needs_input", True):
                 packed = self._source.read(at, min(_CHUNK, self._source.size - at))
                 at += len(packed)
@@ -239,7 +241,8 @@ class Decompressed(Readable):
         return piece, left, not piece and not left
 
     def _require_stated_length(self) -> None:
-        """Require that a ZFile has the length that it states."""
+        """Raise if the content of a ZFile, joblib's old format, doesn't have the size in its header."""
+        # The header is "ZF" and the size of the content as a hexadecimal number, padded with spaces.
         if not self.compression.offset:
             return
         text = self._source.read(2, self.compression.offset - 2)
@@ -301,6 +304,7 @@ class Inflation:
         with self._lock:
             self._kept.append(record)
             oldest = self._kept.popleft() if len(self._kept) > _MAX_STREAMS else None
+        # A stream that another thread is reading can't be closed: it moves to the end of the queue.
         if oldest is not None and oldest is not record and not oldest.release():
             self.keep(oldest)
 
@@ -354,6 +358,8 @@ class Inflated(Readable):
                 piece = self._inflate(len(buffer) - done)
                 buffer[done : done + len(piece)] = piece
                 done += len(piece)
+            # Whoever reads the last byte also checks that the stream ends there: a record may inflate to more
+            # than its zip declares, and other readers would show the rest.
             if self._position == self.size and not self._is_at_end():
                 raise self._damage(f"inflates to more than {self.size:,} bytes")
 

@@ -102,6 +102,7 @@ def _hash_over_64(data: bytes) -> int:
     behind = (len(data) - 1) // _BLOCK * _BLOCK
     for at in range(0, behind, _BLOCK):
         x, y, z, v, w = _round(_WORDS.unpack_from(data, at), x, y, z, v, w, _K1, 1)
+    # The last round takes the last 64 bytes, which overlap the block before unless the length is a multiple.
     multiplier = _K1 + ((z & 0xFF) << 1)
     first = w[0] + (len(data) - 1 & 63)
     v = (v[0] + first, v[1])

@@ -1,6 +1,8 @@
-"""HDF5 files as a child process tells of them: groups, datasets, links; values in blocks.
+"""HDF5 files, read by a child process: groups, datasets, links, and values in blocks.
 
-What is in one piece is read without libhdf5; what is chunked or compressed comes from the child.
+libhdf5 crashes, hangs or runs out of memory on damaged files, so that it runs in a child (``hdf5_child``),
+which ``hdf5_worker`` starts and replaces. Contiguous datasets are read from the file without it; only chunked
+or compressed values come from the child.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ if TYPE_CHECKING:
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 USER_BLOCKS = (0, 512, 1024, 2048)
-"""Where the signature is looked for: a user block may are before it."""
+"""Offsets at which the signature is searched: a user block may come before it."""
 MAX_CHUNK = 1 << 27
-"""The most bytes of a chunk: all of it is in memory when any of it is read."""
+"""Limit in bytes on a chunk, which is in memory as a whole if any of it is read."""
 BLOCK_BYTES = 1 << 23
-"""How many bytes one request for values asks for, where the chunks allow it."""
+"""Size of the block of values in one request; more for a larger chunk."""
 
 FLETCHER32 = 3
-"""The filter that adds a checksum to each chunk, as HDF5 numbers it."""
+"""HDF5's number of the filter that adds a checksum to each chunk."""
 
 _CUT = re.compile(r"truncated file: eof = (?P<found>\d+), .*stored_eof = (?P<stored>\d+)")
 _REFUSED = re.compile(r"Unable to (?:synchronously )?open file \((?P<why>.*)\)", re.DOTALL)
@@ -43,22 +45,24 @@ _numbers = itertools.count()
 
 Identity = tuple[int, int, int, int, int]
 _hung: dict[Identity, str] = {}
-"""On which bytes libhdf5 hung, for all who open them: each further hang would cost as much as the first."""
+"""Files on which libhdf5 hung, with the message: opening one again would take the time of the first hang."""
 
 Attributes = Mapping[str, Any]
 
 
 @dataclass(slots=True, eq=False)
 class Location:
-    """Where an HDF5 file lies: a range of a file, or bytes in memory.
+    """Location of an HDF5 file: a range of a file, or bytes in memory.
 
     Attributes:
-        path: The file; for errors and to read from.
-        offset: Where it begins, in bytes; ``size`` is how long it is.
-        inline: Its bytes, where they lie compressed in the file.
-        where: What it is inside the file, for errors.
-        number: How the child knows it; ``loaded_in`` is the child that has it open, or had last.
-        death: How libhdf5 died of it, where it did.
+        path: The file that is read; also for errors.
+        offset: Offset of the first byte in the file.
+        size: Size in bytes.
+        inline: The bytes, if they are compressed in the file.
+        where: Name of the record inside the file, for errors.
+        number: The child's key for the open file.
+        loaded_in: Generation of the child that last had it open; -1 before.
+        death: Message if libhdf5 crashed or hung on it.
     """
 
     path: str
@@ -71,7 +75,15 @@ class Location:
     death: str | None = None
 
     def ask(self, op: str, **more: Any) -> list[tuple[bytes, bytes]]:
-        """Return the frames that answer a request."""
+        """Send a request to the child, and return the frames of the answer.
+
+        Raises:
+            DamagedCheckpoint: libhdf5 refuses the file, or crashes or hangs on it.
+        """
+        # A file on which libhdf5 died isn't opened again. Bytes in memory are sent with the first request to
+        # each child. A file that can't be opened by its path, as in a store, is read by this process for the
+        # child, range by range; of other files the child checks device and inode, as the path may lead to
+        # another file by now.
         death = self.death or (_hung.get(self._identity()) if _hung else None)
         if death is not None:
             raise DamagedCheckpoint(self.path, death, where=self.where, code="hdf5-crashed")
@@ -99,7 +111,7 @@ class Location:
         return frames
 
     def _identity(self) -> Identity:
-        """Return what tells these bytes from others, even when somebody opens them anew."""
+        """Return a key of the file's current content, for all locations that have the same bytes."""
         try:
             status = fs.stat(self.path)
         except OSError:
@@ -107,7 +119,7 @@ class Location:
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, self.offset
 
     def _refusal(self, message: str) -> DamagedCheckpoint:
-        """Return what libhdf5 says, without what every one of its messages begins with."""
+        """Return the error for a message of libhdf5, without the words that all its messages begin with."""
         if cut := _CUT.search(message):
             found = f"truncated: {int(cut['found']):,} bytes"
             return Truncated(self.path, found, expected=f"{int(cut['stored']):,} bytes", where=self.where)
@@ -121,7 +133,7 @@ class Location:
         return DamagedCheckpoint(self.path, message, where=self.where, code="hdf5-damaged")
 
     def close(self) -> None:
-        """Let the child close the file."""
+        """Close the file in the child."""
         if self.loaded_in == WORKER.generation:
             self.loaded_in = -1
             with WORKER.lock:
@@ -132,7 +144,18 @@ class Location:
 
 
 class Kind(NamedTuple):
-    """What the elements of a dataset are, as HDF5 says it; ``size`` in bytes, read where ``is_variable``."""
+    """Element type of a dataset.
+
+    Attributes:
+        family: ``bool``, ``int``, ``float``, ``complex``, ``string``, ``opaque`` or ``other``.
+        size: Size of an element in bytes; of the reference in the file if ``is_variable``.
+        order: Byte order.
+        signed: Whether integers are signed.
+        fields: Layout of a float: positions and sizes of its bit fields, and the exponent's bias.
+        what: HDF5's class of the type.
+        members: Names of the members of a compound type.
+        is_variable: Whether the values are elsewhere in the file: texts of any length, references.
+    """
 
     family: str
     size: int
@@ -145,7 +168,20 @@ class Kind(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """One dataset; ``shape`` is None where it has no elements at all, not even none."""
+    """One dataset.
+
+    Attributes:
+        path: Names of the groups, and its own.
+        raw: Path as the child has it: bytes as Latin-1 text.
+        shape: None for a null dataspace, which has no shape.
+        layout: ``compact``, ``contiguous``, ``chunked``, ``virtual`` or ``external``.
+        offset: Offset of the elements of a contiguous dataset in the HDF5 file; None if not allocated.
+        stored: Size of the elements in the file, in bytes.
+        chunk: Shape of a chunk.
+        filters: HDF5's numbers of the filters of a chunked dataset.
+        target: File name of an external dataset.
+        values: Texts of a small dataset of strings, which come with the walk.
+    """
 
     path: tuple[str, ...]
     raw: str
@@ -162,17 +198,22 @@ class Dataset(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return its path, as HDF5 writes it."""
+        """Return its path in HDF5's notation."""
         return "/" + "/".join(self.path)
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all elements."""
+        """Return the size of all elements in bytes."""
         return math.prod(self.shape or ()) * self.kind.size if self.shape is not None else 0
 
 
 class Link(NamedTuple):
-    """A name that leads elsewhere: ``soft``, ``external``, or ``again`` to what has another name."""
+    """Other entry of a group: a soft or external link, a further hard link, or a named type.
+
+    Attributes:
+        kind: ``soft``, ``external``, ``type``; ``again-group`` or ``again-dataset`` for a further hard link.
+        target: Path of the target; for an external link the file and the path; empty for a type.
+    """
 
     path: tuple[str, ...]
     kind: str
@@ -181,7 +222,14 @@ class Link(NamedTuple):
 
 @dataclass(slots=True)
 class Tree:
-    """All that a file holds, values left out; attributes of groups by path, and errors for unread objects."""
+    """Content of a file without values.
+
+    Attributes:
+        groups: Attributes of groups by path.
+        datasets: Datasets by path.
+        links: Other links.
+        faults: Errors about objects that can't be read.
+    """
 
     groups: dict[tuple[str, ...], Attributes] = field(default_factory=dict)
     datasets: dict[tuple[str, ...], Dataset] = field(default_factory=dict)
@@ -266,20 +314,30 @@ def _dataset(path: tuple[str, ...], item: dict[str, Any]) -> Dataset:
 
 
 def stated_end(data: bytes) -> int | None:
-    """Return the size in bytes that a file states, a user block included; None where it can't be told.
+    """Return the size in bytes that a superblock states, a user block included; None if it can't be read.
 
     ``data`` has at least 64 bytes, from the signature on.
     """
+    # After the signature (8 bytes) and the version, superblocks have the width of addresses at byte 13 in
+    # versions 0 and 1, at 9 in 2 and 3. The addresses begin at byte 24, 28 or 12: the base, one other, and
+    # the end of the file.
     version, width = data[8], data[13] if data[8] < 2 else data[9]
     at = {0: 24, 1: 28}.get(version, 12)
-    end = at + 2 * width  # behind the base and one other address
+    end = at + 2 * width
     if width != 8 or version > 3 or len(data) < end + width:
         return None
     return int.from_bytes(data[end : end + width], "little")
 
 
 class Chunk(NamedTuple):
-    """Stored elements of a dataset: where in the dataset, and where in the file, in bytes."""
+    """Stored chunk of a dataset.
+
+    Attributes:
+        start: Index of its first element in the dataset.
+        offset: Offset in the file.
+        nbytes: Stored size.
+        skips_filters: Whether some filter wasn't applied to it.
+    """
 
     start: tuple[int, ...]
     offset: int
@@ -298,10 +356,10 @@ def stored_chunks(location: Location, dataset: Dataset) -> tuple[Chunk, ...]:
 
 
 def dataset_checksum(location: Location, dataset: Dataset, limit: int) -> tuple[int, int] | None:
-    """Return the CRC-32 and bytes of all elements of a dataset; None if unreadable, or over the limit.
+    """Return the CRC-32 and size of all elements of a dataset; None if unreadable, or over the limit.
 
-    Elements of one size are summed as they are stored; of texts and arrays of any length, each with its
-    length; of references, what they lead to.
+    Elements of fixed size are summed as stored; texts and arrays of variable length with their lengths;
+    references by the paths of their targets.
     """
     try:
         frames = location.ask("sum", dataset=dataset.raw, limit=limit)
@@ -314,9 +372,9 @@ def dataset_checksum(location: Location, dataset: Dataset, limit: int) -> tuple[
 
 
 class LibraryValues(NamedTuple):
-    """Elements that only libhdf5 can read, asked for block by block.
+    """Elements that only libhdf5 can read, requested in blocks.
 
-    ``swap`` is the bytes of a word whose order is to be reversed, 1 for none.
+    ``swap``: size in bytes of words whose byte order is reversed; 1 for none.
     """
 
     location: Location
@@ -335,7 +393,7 @@ class LibraryValues(NamedTuple):
                 yield swap_bytes(data[at : at + limit], self.swap)
 
     def fill(self, start: tuple[int, ...], into: np.ndarray[Any, Any]) -> None:
-        """Fill an array with the box that begins at an index; only chunks of it are read."""
+        """Fill an array with the elements from index ``start`` on; only the chunks in that box are read."""
         import numpy as np
 
         for first, count in slabs(into.shape, into.itemsize, self.dataset.chunk):
@@ -346,7 +404,7 @@ class LibraryValues(NamedTuple):
             )
 
     def read_block(self, start: tuple[int, ...], count: tuple[int, ...], silent: bool = False) -> bytes:
-        """Return the elements of a block as they are stored; nothing where ``silent``."""
+        """Return the elements of a block in the stored byte order; with ``silent`` only check them."""
         request = {"dataset": self.dataset.raw, "start": start, "count": count, "silent": silent}
         try:
             frames = self.location.ask("block", **request)
@@ -365,7 +423,9 @@ class LibraryValues(NamedTuple):
 def slabs(
     shape: tuple[int, ...], itemsize: int, chunk: tuple[int, ...] | None, budget: int = BLOCK_BYTES
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield start and count of blocks that cover a dataset in C order, of whole chunks where they fit."""
+    """Yield start and count of blocks that cover a dataset in C order, of whole chunks if they fit."""
+    # A block is as many of the last axes as fit in the budget, and a step along the axis before them. A
+    # multiple of the chunk's length along that axis keeps a chunk from being inflated twice.
     if not all(shape):
         return
     axis, inner = len(shape), itemsize

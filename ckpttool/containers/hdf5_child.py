@@ -1,9 +1,23 @@
-"""A child process that reads HDF5 with libhdf5, so that a damaged file can't harm the parent.
+"""Child process that reads HDF5 with libhdf5, so that a damaged file can't harm the parent.
 
-It is run by path and not imported by the parent: it needs the standard library and h5py alone. Requests come
-as lines of JSON on standard input; each answer is frames on standard output: a byte for the kind, the length
-in 4 bytes, the payload. Links are listed and never followed; external and virtual storage is described and
-never read.
+It is run by path and not imported by the parent: it needs only the standard library and h5py. A request is a
+line of JSON on standard input, with the number of the file and one of these as ``op``; for a file in memory
+(``inline``), its bytes follow the line::
+
+    walk    all groups, datasets, attributes and links
+    block   elements of a dataset from ``start``, ``count`` along each axis
+    chunks  positions of a dataset's stored chunks
+    sum     CRC-32 of a dataset
+    forget  close the file
+
+An answer is frames on standard output: a byte for the kind, the payload's length (uint32), the payload::
+
+    J  JSON: an object of the walk, a result, a sign of life, or last an error (``k`` is its kind)
+    D  elements of a block
+    R  offset (uint64) and size (uint32) of bytes that the parent must send now: it alone reads from stores
+    E  end of the answer
+
+Links are listed and never followed; external and virtual storage is described and never read.
 
 Source: the HDF5 file format specification and the h5py low-level API.
 """
@@ -24,7 +38,7 @@ from typing import Any
 
 
 FLUSH_SECONDS = 0.5
-"""After how long what was told must be on its way: the parent takes silence for a hang."""
+"""Seconds after which frames are flushed: the parent takes 8 seconds without one for a hang."""
 
 _FRAME = struct.Struct("<cI")
 
@@ -48,7 +62,7 @@ def tell(**item: Any) -> None:
 
 
 def stay_alive() -> None:
-    """Let the parent know that there will be an answer, where it has heard nothing for long."""
+    """Send a sign of life if nothing was sent for a while."""
     if _is_late():
         tell(k="alive")
 
@@ -58,7 +72,7 @@ def _is_late() -> bool:
 
 
 def flush() -> None:
-    """Let the parent have all that was written."""
+    """Flush the frames to the parent."""
     sys.stdout.buffer.flush()
     _Clock.flushed = time.monotonic()
 
@@ -69,7 +83,7 @@ def text(raw: bytes) -> str:
 
 
 def reason(failure: BaseException) -> str:
-    """Return what went wrong, in a line; some errors have no text."""
+    """Return the message of an error in one line; its class if it has none."""
     said = failure.args[0] if isinstance(failure, KeyError) and failure.args else failure  # it adds quotes
     return str(said)[:300] or type(failure).__name__
 
@@ -79,21 +93,23 @@ def reason(failure: BaseException) -> str:
 
 MAX_CHUNK = 1 << 27
 FLETCHER32 = 3
-READABLE = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})  # what libhdf5 and h5py bring along
+# HDF5's numbers of the filters in libhdf5 and h5py: deflate, shuffle, Fletcher-32, szip, n-bit, scale-offset,
+# LZF. Any other would be loaded as a plug-in, a library at a path that the environment sets.
+READABLE = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})
 
 
 REPLACED = "another file has come to the place of the one that was looked at"
 
 
 def is_meant(descriptor: int, request: dict[str, Any]) -> bool:
-    """Return whether an open file is the one that the parent sees at the path."""
+    """Return whether an open file has the device and inode that the parent found at the path."""
     status = os.fstat(descriptor)
     identity: list[int] = request["file"]
     return [status.st_dev, status.st_ino] == identity
 
 
 class FileRange(io.RawIOBase):
-    """A range of a file, or bytes in memory, as h5py reads it."""
+    """Range of a file, or bytes in memory, as a file object for h5py."""
 
     def __init__(self, stream: Any, offset: int, size: int) -> None:
         super().__init__()
@@ -111,9 +127,10 @@ class FileRange(io.RawIOBase):
         self._stream.seek(self._offset + self._at)
         inside = max(0, min(len(view), self._size - self._at))
         count: int = self._stream.readinto(view[:inside])
-        # h5py doesn't tell libhdf5 of a short read. Behind the end libhdf5's own driver reads zeros, too.
+        # h5py doesn't report a short read to libhdf5, so the buffer is always filled: after the end with
+        # zeros, as libhdf5's own driver does; and for missing bytes of a truncated file with 0xff, in which
+        # libhdf5 finds no structure. Zeros there make it read some structures forever.
         view[inside:] = bytes(len(view) - inside)
-        # What was cut off is something that libhdf5 takes for nothing: of zeros, it reads some for ever.
         view[count:inside] = b"\xff" * (inside - count)
         self._at += inside
         return inside
@@ -124,7 +141,7 @@ class FileRange(io.RawIOBase):
 
 
 class RelayedFile:
-    """A file that the parent reads: it alone may speak with a store."""
+    """File that the parent reads, as only the parent connects to stores."""
 
     def __init__(self) -> None:
         self._at = 0
@@ -142,11 +159,11 @@ class RelayedFile:
         return len(data)
 
     def close(self) -> None:
-        """Leave it to the parent."""
+        """Do nothing: the file is the parent's."""
 
 
 class Library:
-    """What libhdf5 is asked."""
+    """libhdf5 with its open files, and the dataset whose values were read last."""
 
     def __init__(self) -> None:
         import h5py
@@ -170,7 +187,7 @@ class Library:
         self._read: tuple[tuple[int, str] | None, Any] = None, None
 
     def file(self, request: dict[str, Any]) -> Any:
-        """Return the open file of a request; it stays open under its number."""
+        """Return the open file of a request, opening it if it is the first one for its number."""
         number = request["number"]
         if number not in self._open:
             access = self.h5.h5p.create(self.h5.h5p.FILE_ACCESS)
@@ -186,10 +203,9 @@ class Library:
         return self._open[number][0]
 
     def dataset(self, request: dict[str, Any]) -> Any:
-        """Return the dataset that values are asked of; it stays open until another one is.
-
-        What its chunks hold stays in memory with it: they are larger than what is asked for at once.
-        """
+        """Return the dataset of a request for values; it remains open until another one is requested."""
+        # The cache of its chunks is kept with it: a chunk may be larger than the blocks in requests, and
+        # would be inflated again for each of them.
         key = request["number"], request["dataset"]
         if self._read[0] != key:
             self._read = None, None
@@ -200,7 +216,7 @@ class Library:
         return self._read[1]
 
     def _stream(self, request: dict[str, Any]) -> FileRange | None:
-        """Return what a file is read through; None where libhdf5 reads it itself, which is faster."""
+        """Return the file object to read from; None if libhdf5 can open the path itself, which is faster."""
         if request["inline"]:
             stream: Any = io.BytesIO(sys.stdin.buffer.read(request["size"]))
         elif request["relayed"]:
@@ -224,9 +240,12 @@ class Library:
             stream.close()
 
     def describe_type(self, kind: Any) -> dict[str, Any]:
-        """Return what the elements of a dataset or an attribute are."""
+        """Return the type of elements as JSON; see ``Kind`` in the parent."""
         h5t = self.h5.h5t
         description: dict[str, Any] = {"class": "other", "size": kind.get_size(), "order": "little"}
+        # HDF5 has no booleans and no complex numbers: h5py writes the former as an enumeration of FALSE and
+        # TRUE, the latter as a compound of "r" and "i". Integers with unused bits are "other", as their bytes
+        # aren't their values; for floats the parent compares the bit fields with the types that it knows.
         if isinstance(kind, h5t.TypeEnumID):
             names = {kind.get_member_name(at): kind.get_member_value(at) for at in range(kind.get_nmembers())}
             description = self.describe_type(kind.get_super())
@@ -253,7 +272,7 @@ class Library:
         return description
 
     def is_variable(self, kind: Any) -> bool:
-        """Return whether what elements say is elsewhere in the file: texts of any length, references."""
+        """Return whether values are elsewhere in the file: texts of variable length, references."""
         h5t = self.h5.h5t
         if isinstance(kind, h5t.TypeVlenID | h5t.TypeReferenceID):
             return True
@@ -278,15 +297,16 @@ class Library:
 
 
 SECONDS = 2.0
-"""How long all sums of one request may take: the name of what a reference leads to is searched for."""
-_ELEMENTS = 64  # of those whose length nobody knows, read at once
+"""Time limit in seconds on a sum: finding the name of a reference's target takes a search."""
+_ELEMENTS = 64  # elements of variable length that are read at once
 
 
 class Sum:
-    """A CRC-32 of elements of a file, within limits.
+    """CRC-32 of elements of any type, with limits on bytes and time.
 
     Attributes:
-        crc: The checksum so far; ``nbytes`` were read for it.
+        crc: The checksum so far.
+        nbytes: Bytes read for it.
     """
 
     def __init__(self, library: Library, handle: Any, limit: int, deadline: float) -> None:
@@ -334,7 +354,9 @@ class Sum:
         self.crc = zlib.crc32(data, self.crc)
 
     def _add_value(self, value: Any) -> None:
-        """Add a value: what kind of thing it is, how long, and what."""
+        """Add a value of variable size."""
+        # Each value has its kind and length before it, so that other values never give the same bytes:
+        # ("ab", "c") and ("a", "bc") differ.
         np = self._lib.np
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             data = value.tobytes()
@@ -360,7 +382,7 @@ class Sum:
         self._add_bytes(data)
 
     def _referent(self, reference: Any) -> bytes:
-        """Return the name of what a reference leads to, and the region there."""
+        """Return the name of a reference's target, and the region of a region reference."""
         if not reference:
             return b""
         h5r = self._h5.h5r
@@ -372,7 +394,7 @@ class Sum:
 
 
 def total(library: Library, request: dict[str, Any]) -> None:
-    """Tell the CRC-32 of the elements of a dataset."""
+    """Send the CRC-32 of the elements of a dataset."""
     handle = library.file(request)
     dataset = library.h5.h5d.open(handle, request["dataset"].encode("latin-1"))
     creation = dataset.get_create_plist()
@@ -394,7 +416,7 @@ def _product(shape: tuple[int, ...]) -> int:
 
 
 def _blocks(shape: tuple[int, ...]) -> Any:
-    """Yield start and shape of blocks of few elements, in C order."""
+    """Yield start and shape of blocks of at most ``_ELEMENTS`` elements, in C order."""
     if not shape:
         yield (), ()
         return
@@ -422,14 +444,18 @@ MAX_ELEMENTS = 1 << 16  # of one attribute; more are described
 ATTRIBUTE_COST = 256  # bytes that any attribute counts for
 MAX_PATHS = 1 << 26  # characters of all paths; deep groups with long names would multiply
 MAX_TEXTS = 1000
-SUM_SECONDS = 1.0  # for all attributes that are described and not told
+SUM_SECONDS = 1.0  # for all attributes of which only a checksum is sent
 
 Link = tuple[bytes, int, int]
 Below = tuple[str, Any]
 
 
 class TreeWalk:
-    """One skip all hard links of a file, telling of each object."""
+    """Walk along the hard links of a file that sends each object once."""
+
+    # Objects are known by their addresses. Hard links may form cycles and diamonds: an object that was seen
+    # is sent as another link to its first path, and not entered again. Attributes and paths have budgets for
+    # the whole file, as each of many small ones costs more than its bytes.
 
     def __init__(self, library: Library, root: Any) -> None:
         self._lib, self._h5 = library, library.h5
@@ -440,7 +466,7 @@ class TreeWalk:
         self._deadline = time.monotonic() + SUM_SECONDS
 
     def run(self) -> None:
-        """Tell of every object, iteratively: nesting may be as deep as it likes."""
+        """Send every object; iteratively, so that deep nesting can't overflow the stack."""
         pending = [("", self._root, 0)]
         self._seen[self._h5.h5o.get_info(self._root).addr] = "", False
         tell(k="group", path="", attrs=self._attributes("", self._root))
@@ -463,7 +489,7 @@ class TreeWalk:
             pending.extend(reversed(found))
 
     def _links(self, path: str, group: Any) -> list[Link]:
-        """Return the name and kind of each link in a group, and the address that a hard one leads to."""
+        """Return name, kind and address of each link in a group; only hard links have an address."""
         links: list[Link] = []
 
         def add(name: bytes, info: Any) -> bool | None:
@@ -482,7 +508,7 @@ class TreeWalk:
         return len(links) + len(self._seen) > MAX_OBJECTS
 
     def _visit(self, path: str, group: Any, link: Link, depth: int) -> Below | None:
-        """Tell of one link; return the group it leads to, where it is a new one."""
+        """Send one link; return its target if that is a group not seen before."""
         name, kind, address = link
         here = f"{path}/{text(name)}"
         try:
@@ -505,7 +531,7 @@ class TreeWalk:
             return None
 
     def _tell_link(self, path: str, group: Any, name: bytes, kind: int) -> None:
-        """Tell of a link that is none to an object in this file."""
+        """Send a soft, external or user-defined link."""
         external, soft = kind == self._h5.h5l.TYPE_EXTERNAL, kind == self._h5.h5l.TYPE_SOFT
         value: Any = group.links.get_val(name) if external or soft else b""
         target = ":".join(map(text, value)) if external else text(value)
@@ -548,7 +574,7 @@ class TreeWalk:
         return item
 
     def _has_few_texts(self, dataset: Any, item: dict[str, Any]) -> bool:
-        """Return whether the texts in a dataset are few."""
+        """Return whether a dataset of strings is small enough to be sent with the walk."""
         creation = dataset.get_create_plist()
         filters = {creation.get_filter(at)[0] for at in range(creation.get_nfilters())}
         count = 1
@@ -561,7 +587,7 @@ class TreeWalk:
         values: dict[str, Any] = {}
         try:
             names: list[bytes] = []
-            self._h5.h5a.iterate(opened, names.append)  # opening them by number would take their square
+            self._h5.h5a.iterate(opened, names.append)  # opening n by index takes time in proportion to n²
             for name in names:
                 values[text(name)] = self._attribute_value(self._h5.h5a.open(opened, name))
                 stay_alive()
@@ -590,7 +616,7 @@ class TreeWalk:
         return _plain(values.tolist())
 
     def _checksum(self, attribute: Any) -> dict[str, str]:
-        """Return the checksum of an attribute, where there is time for it."""
+        """Return the checksum of an attribute as JSON; empty if limits or errors prevent it."""
         elements = Sum(self._lib, self._root, min(self._budget, MAX_ATTRIBUTE), self._deadline)
         try:
             elements.add_attribute(attribute)
@@ -613,11 +639,11 @@ def _plain(value: Any) -> Any:
 
 MAX_CHUNKS = 1_000_000
 EXTRA_MEMORY = 7 << 26
-"""448 MiB beyond what Python and h5py take: a chunk, what it is inflated to, and a block."""
+"""448 MiB on top of Python and h5py: for a chunk, the inflated chunk, and a block."""
 
 
 def block(library: Library, request: dict[str, Any]) -> None:
-    """Send the elements of one block of a dataset, as they are stored, in C order."""
+    """Send the elements of one block of a dataset in the stored byte order, in C order."""
     h5 = library.h5
     dataset = library.dataset(request)
     creation, kind = dataset.get_create_plist(), dataset.get_type()
@@ -644,7 +670,7 @@ def block(library: Library, request: dict[str, Any]) -> None:
 
 
 def chunks(library: Library, request: dict[str, Any]) -> None:
-    """Tell where each stored chunk of a dataset lies."""
+    """Send the positions of the stored chunks of a dataset."""
     dataset = library.h5.h5d.open(library.file(request), request["dataset"].encode("latin-1"))
     count = dataset.get_num_chunks()
     if count > MAX_CHUNKS:
@@ -657,7 +683,9 @@ def chunks(library: Library, request: dict[str, Any]) -> None:
 
 
 def limit_memory() -> None:
-    """Let the process take so much more memory and no more, where the system can."""
+    """Limit the memory of the process to ``EXTRA_MEMORY`` more than now, on systems that can."""
+    # Relative to the memory after the imports. An allocation beyond the limit makes libhdf5 or NumPy fail
+    # with an error, which the parent reports as ``LimitExceeded``.
     try:
         import resource
 
@@ -670,7 +698,7 @@ def limit_memory() -> None:
 
 
 def answer(library: Library, request: dict[str, Any]) -> None:
-    """Answer one request, and end the answer."""
+    """Answer one request, up to the final frame."""
     try:
         if request["op"] == "forget":
             library.forget(request["number"])
@@ -689,9 +717,9 @@ def answer(library: Library, request: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until standard input ends."""
     sys.path[:] = json.loads(sys.argv[1])
-    gc.disable()  # what imports make stays: collecting while they run costs a tenth of the start
+    gc.disable()  # objects of imports remain: collecting meanwhile costs a tenth of the start
     library = Library()
     gc.freeze()
     gc.enable()

@@ -1,4 +1,7 @@
-"""The child process that runs libhdf5 for this one: started once, replaced when it crashes or hangs."""
+"""The child process that runs libhdf5 for this one: started once, replaced when it crashes or hangs.
+
+The protocol is described in ``hdf5_child``. One request is answered at a time, under ``Worker.lock``.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ if TYPE_CHECKING:
     from ckpttool.core.readable import Readable
 
 SILENCE = 8.0
-"""Seconds without an answer after which the child is taken to hang; an object takes microseconds."""
+"""Seconds without a frame after which the child counts as hanging; an object takes microseconds."""
 
 FETCH_SECONDS = 600.0
-"""The same while bytes are fetched for it, which has limits of its own."""
+"""The same while bytes are fetched from a store for the child; the store has its own time limits."""
 
 _FRAME, _RANGE = struct.Struct("<cI"), struct.Struct("<QI")
 _CHILD = Path(__file__).with_name("hdf5_child.py")
@@ -40,7 +43,7 @@ _ENVIRONMENT = {
 
 
 class Crashed(Exception):
-    """The child died or ``hangs``; the text says how."""
+    """The child died, or didn't answer (``hangs``); the message has the details."""
 
     def __init__(self, how: str, *, hangs: bool = False) -> None:
         super().__init__(how)
@@ -48,7 +51,7 @@ class Crashed(Exception):
 
 
 class Worker:
-    """A child process; ``generation`` tells it from the one before."""
+    """The child process; ``generation`` is the number of children started so far."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -59,9 +62,16 @@ class Worker:
     def ask(
         self, path: str, request: dict[str, Any], inline: bytes = b"", source: Readable | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the frames that answer a request; hold ``lock`` until the last.
+        """Send a request and yield the frames of the answer; the caller holds ``lock`` until the last.
 
-        ``source`` is where the child has the bytes from that it asks for: those of a file in a store.
+        Args:
+            path: The file, for errors.
+            request: Sent as a line of JSON.
+            inline: Content of the file, sent after the request.
+            source: Source of the ranges that the child requests; for files in a store.
+
+        Raises:
+            Crashed: The child died or hangs. Another one is running already.
         """
         process = self._live_process(path)
         assert process.stdin is not None and process.stdout is not None  # both are pipes
@@ -80,9 +90,8 @@ class Worker:
                     at, nbytes = _RANGE.unpack(payload)
                     at = min(at, source.size)
                     held = source.read(at, min(nbytes, source.size - at))
-                    process.stdin.write(
-                        held.ljust(nbytes, b"\xff")
-                    )  # as the child does behind the end of a file
+                    # Missing bytes are 0xff, as the child has them for a truncated file.
+                    process.stdin.write(held.ljust(nbytes, b"\xff"))
                     process.stdin.flush()
                     alarm.reset()
                 else:
@@ -92,23 +101,23 @@ class Worker:
             process.kill()
             code = process.wait()
             self._close()
-            self._live_process(path)  # another one, for whoever asks next
+            self._live_process(path)  # for the next request
             raise Crashed(
                 f"silent for {SILENCE:.0f} s" if hangs else f"exit status {code}", hangs=hangs
             ) from failure
-        except BaseException:  # the rest of the answer would be taken for the next one
+        except BaseException:  # else the rest of the answer would be read as that of the next request
             self.stop()
             raise
         finally:
             alarm.stop()
 
     def begin(self, path: str) -> None:
-        """Start the child, and don't wait: what is done meanwhile costs nothing."""
+        """Start the child without waiting for it: importing h5py takes time that the caller can use."""
         with self.lock:
             self._live_process(path)
 
     def ready(self, path: str) -> int:
-        """Return the generation of a child that runs."""
+        """Start the child if none is running, and return its generation."""
         self._live_process(path)
         return self.generation
 
@@ -137,7 +146,10 @@ class Worker:
 
 
 class _Alarm:
-    """Kills a process that says nothing in time, so that a read from it ends."""
+    """Timer that kills a process unless it is reset in time."""
+
+    # A read from a pipe has no time limit that works on all systems. A thread that kills the child ends the
+    # read: it gets the end of the file.
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.has_rung = False

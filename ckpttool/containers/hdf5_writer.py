@@ -1,8 +1,8 @@
-"""HDF5 files drawn without their elements, which a sink puts into the places that libhdf5 gave them.
+"""Writer of HDF5 files: libhdf5 makes the structure in memory, and the elements are streamed into it.
 
 libhdf5 writes groups, attributes and headers into memory, and allocates every dataset in one piece without
-filling it. What it wrote and the elements are then streamed in the order of their offsets: into a file, or
-into a member of a zip.
+filling it. These bytes and the elements are then streamed in the order of their offsets: into a file, or into
+a record of a zip.
 
 Source: the HDF5 file format specification; h5py for its booleans and complex numbers.
 """
@@ -24,16 +24,16 @@ Parts = tuple[str, ...]
 Attribute = None | bool | int | float | str | Sequence[Any]
 
 DTYPE = "dtype"
-"""The attribute that says what opaque elements are; Keras 3 has it for bfloat16."""
+"""Attribute with the type of opaque elements; Keras 3 writes it for bfloat16."""
 
 MAX_AXES = 32
 MAX_ATTRIBUTE = 64_512
-"""The most bytes of an attribute's values: an object's header ends at 64 KiB, and Keras stops here."""
+"""Limit in bytes on an attribute's values: an object's header has at most 64 KiB; Keras's limit, too."""
 MAX_NAME = 60_000
-"""The most bytes of a link's name; the heap that holds them ends at 64 KiB."""
+"""Limit in bytes on a link's name; the heap of names has at most 64 KiB."""
 
 MAX_ATTRIBUTES = 1 << 12
-"""The most attributes of a group."""
+"""Limit on the attributes of a group."""
 
 _PAGE = 1 << 16
 _META_BLOCK = 1 << 16
@@ -46,19 +46,19 @@ _NATIVE = frozenset(
 )
 _OPAQUE = frozenset(dtype.name for dtype in BY_NAME.values() if dtype.bits in (8, 16, 32)) - _NATIVE
 HELD = _NATIVE | _OPAQUE
-"""Names of the types that a dataset can hold so that they are told apart again."""
+"""Names of the element types that can be written and recognised again."""
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a file is to hold.
+    """Content of a file to write.
 
     Attributes:
-        groups: The attributes of each group by its path; groups on the way to others need not be named.
-        tensors: The datasets.
-        links: Further paths of datasets, and the path under which each is stored.
-        texts: Datasets of one text of a fixed length each.
-        attributes: Those of datasets.
+        groups: Attributes of groups by path; groups that only contain others may be missing.
+        tensors: Datasets by path.
+        links: Paths of datasets by further paths for them (hard links).
+        texts: Datasets of one text of fixed length each, by path.
+        attributes: Attributes of datasets by path.
     """
 
     groups: dict[Parts, Mapping[str, Attribute]] = field(default_factory=dict)
@@ -69,11 +69,13 @@ class Plan:
 
 
 def attribute_fault(name: str, value: object) -> str | None:
-    """Return why HDF5 can't hold an attribute so that it is read again as it was, or None."""
+    """Return the reason why an attribute can't be written and read again unchanged, or None."""
     values = value if isinstance(value, list | tuple) else [value]
     texts = [value for value in values if isinstance(value, str)]
     if not name or not all(map(_is_text, (name, *texts))):
         return "it is empty, has a NUL, or is no valid text"
+    # A list of integers is written with one type, int64 or uint64: so each must fit in 64 bits, and negative
+    # ones can't be together with those from 2^63 on.
     integers = [value for value in values if isinstance(value, int)]
     if any(not -1 << 63 <= integer < 1 << 64 for integer in integers):
         return "a number of more than 64 bits"
@@ -94,7 +96,10 @@ def _is_text(text: str) -> bool:
 
 
 class _Memory(io.RawIOBase):
-    """A file in memory of which only the pages exist that were written."""
+    """Sparse file in memory: only pages that were written exist."""
+
+    # libhdf5 allocates the elements of all tensors in this file, which may be larger than the memory, but
+    # never writes to them.
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,10 +148,10 @@ class _Memory(io.RawIOBase):
 
 
 class Drawing:
-    """A file without its elements.
+    """Structure of a file, with the offsets of its elements.
 
     Attributes:
-        size: How long all of it is, in bytes.
+        size: Size of the whole file in bytes.
     """
 
     def __init__(self, memory: _Memory, elements: list[tuple[int, Tensor]]) -> None:
@@ -155,7 +160,7 @@ class Drawing:
         self.size = memory.size
 
     def pieces(self) -> Iterator[bytes | Tensor]:
-        """Yield what the file consists of, one after the other."""
+        """Yield the file as consecutive pieces: bytes of the structure, and tensors."""
         at = 0
         for offset, tensor in self._elements:
             if offset > at:
@@ -166,7 +171,7 @@ class Drawing:
             yield self._memory.between(at, self.size)
 
     def stream(self, sink: Sink) -> None:
-        """Append the file to what a sink has so far."""
+        """Append the file to a sink."""
         for piece in self.pieces():
             if isinstance(piece, Tensor):
                 sink.put(piece)
@@ -174,7 +179,7 @@ class Drawing:
                 sink.write(piece)
 
     def stream_with_crc(self, sink: Sink) -> Written:
-        """Append the file as ``stream`` does; return where it lies, with its CRC-32."""
+        """Append the file to a sink; return its range with its CRC-32."""
         parts: list[tuple[int, int] | Written] = []
         offset = sink.offset
         for piece in self.pieces():
@@ -187,7 +192,7 @@ class Drawing:
 
 
 class _WrittenPieces(Written):
-    """Pieces that are one after the other, each with its checksum and length where it is no tensor."""
+    """Range of consecutive pieces: tensors that are being copied, or checksum and size of bytes."""
 
     __slots__ = ("_nbytes", "_parts")
 
@@ -201,6 +206,7 @@ class _WrittenPieces(Written):
 
     @property
     def checksum(self) -> int:
+        # CRC-32 of the whole from those of its parts and their sizes; nothing is read again.
         total = 0
         for part in self._parts:
             crc, nbytes = (part.checksum, part.nbytes) if isinstance(part, Written) else part
@@ -209,9 +215,11 @@ class _WrittenPieces(Written):
 
 
 def draw(plan: Plan) -> Drawing:
-    """Return a file that holds what is planned."""
+    """Return the structure of a file with the planned content."""
     import h5py
 
+    # Contiguous layout, early allocation and no fill values: so each dataset has an offset at once, and its
+    # elements aren't written. Without times of objects, equal content makes equal files.
     memory = _Memory()
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_fileobj_driver(h5py.h5fd.fileobj_driver, memory)
@@ -225,7 +233,7 @@ def draw(plan: Plan) -> Drawing:
 
 
 class _FileBuilder:
-    """A file that libhdf5 has open."""
+    """Builder of a file that is open in libhdf5."""
 
     def __init__(self, h5py: Any, file: Any) -> None:
         self._h5 = h5py
@@ -241,7 +249,7 @@ class _FileBuilder:
         self._creation.set_obj_track_times(False)
 
     def add(self, plan: Plan) -> list[tuple[int, Tensor]]:
-        """Make all that is planned; return each tensor with the offset of its first byte."""
+        """Create the planned content; return the offset of each tensor's first byte, with the tensor."""
         for path, attributes in plan.groups.items():
             group = self._file.require_group(_raw(path)) if path else self._file
             self._set_attributes(group, attributes)
@@ -274,7 +282,7 @@ class _FileBuilder:
         return self._h5.h5s.create(self._h5.h5s.SCALAR)
 
     def _element_type(self, dtype: DType) -> Any:
-        """Return how HDF5 describes elements, little-endian."""
+        """Return the HDF5 type of elements, in little-endian order."""
         import numpy as np
 
         h5t = self._h5.h5t

@@ -68,6 +68,8 @@ def parse_json(
         )
         if _is_deeper(tree, MAX_DEPTH):
             raise deep
+        # JSON can escape half of a character, which Python accepts and no UTF-8 encoder does: to encode the
+        # value again shows whether one of its texts has a lone one.
         if not surrogates and _SURROGATE.search(text):
             json.dumps(tree, ensure_ascii=False).encode()
     except RecursionError as failure:

@@ -98,8 +98,8 @@ class Stream(NamedTuple):
 
 def read_file(source: Readable) -> Stream:
     """Return the single stream of a file: a LoDTensor or a SelectedRows that ends with the file."""
-    # Both begin alike, and nothing tells them apart: so the first reading that ends exactly with the file is
-    # taken. If none does, the error is that of a LoDTensor.
+    # Both begin alike, and no field distinguishes them: so the first reading that ends exactly with the file
+    # is taken. If none does, the error is that of a LoDTensor.
     if not source.size:
         raise Truncated(source.path, "an empty file", expected="a tensor")
     try:

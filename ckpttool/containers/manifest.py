@@ -139,6 +139,8 @@ def _parse_line(text: bytes, of: str | None) -> Line | str:
             return "a name with an escape that sha256sum doesn't have"
         name = _ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], name)
     path = os.fsdecode(name)
+    # A manifest comes with the files that it describes, and may be hostile, too: a path that leads out of its
+    # directory isn't opened.
     while path.startswith("./"):
         path = path[2:]
     if "\0" in path or any(part in ("", os.curdir, os.pardir) for part in path.split("/")):

@@ -18,7 +18,7 @@ from ckpttool.core.readable import Readable
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER = 1 << 20
-"""Limit in bytes on a header; NumPy itself refuses more than 10,000 unless it is told otherwise."""
+"""Limit in bytes on a header; NumPy's own default is 10,000."""
 MAX_AXES = 64
 MAX_DEPTH = 20
 MAX_TOKENS = 100_000
@@ -95,6 +95,7 @@ def read_npy_header(source: Readable, start: int, end: int, where: str | None = 
         raise Truncated(path, found, expected=f"{data - start:,} for the header alone", where=where)
     raw = source.read(at + width, length, where)
     try:
+        # Version 1 has a header of up to 64 KiB, version 2 of up to 4 GiB, version 3 names in UTF-8.
         text = raw.decode("utf-8" if head[6] == 3 else "latin-1")
         descr, fortran_order, shape = _repeated_fields(text) if length <= _SHORT else _fields(text)
     except ValueError as failure:

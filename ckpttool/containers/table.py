@@ -340,6 +340,8 @@ class TableWriter:
         self._sink.write(handles.ljust(FOOTER_BYTES - len(MAGIC), b"\0") + MAGIC)
 
     def _end_block(self) -> None:
+        # A key of the index is any one from the last key of the block up to the first of the next one; the
+        # last key is the simplest.
         handle = self._write_block(self._block)
         self._index.add(self._block.last, b"".join(map(encoded_varint, handle)))
         self._block = _BlockBuilder(_RESTART_INTERVAL)

@@ -58,6 +58,7 @@ def records(file: BinaryIO, path: str) -> Iterator[Record]:
         if mask_crc(crc(head[:_LENGTH_BYTES])) != checksum:
             found = "the length of a record has another checksum"
             raise DamagedCheckpoint(path, found, where=f"byte {offset:,}")
+        # The length has a checksum, so a large one is no damage. It is only summed, in blocks.
         data = _read_bytes(file, path, nbytes) if nbytes <= MAX_RECORD else None
         if data is not None and len(data) < nbytes:
             raise _truncation(path, offset, len(data), nbytes)

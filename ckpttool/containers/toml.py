@@ -1,4 +1,4 @@
-"""TOML documents: read, and a list of texts in one changed in its place, with every other byte kept."""
+"""TOML documents: reading, and changing a list of strings in place, with every other byte preserved."""
 
 from __future__ import annotations
 
@@ -18,25 +18,31 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 
 _TOKEN = re.compile(r"""\"(?:\\.|[^"\\])*"?|'[^']*'?|#.*|[\w-]+|\S""")
 _MOST_DOTS = 128
-"""In a key: the parser takes memory by their square, so that a key of 64 KiB would take gigabytes."""
+"""Limit on dots in a key: the parser's memory grows with their square, to gigabytes for a key of 64 KiB."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return a document's tables; what is no TOML is a ValueError, whose text says where."""
-    # The package has the same words as the standard library's module since Python 3.11.
+    """Return a document's tables.
+
+    Raises:
+        ValueError: The text isn't TOML; the message has the position.
+    """
+    # tomli has the same interface as the standard library's module since Python 3.11.
     loads = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads
     if any(line.count(".") > _MOST_DOTS and _dots_in_key(line) > _MOST_DOTS for line in text.split("\n")):
         raise ValueError(f"a key has more than {_MOST_DOTS} dots")
     try:
         tables: dict[str, Any] = loads(text)
-        repr(tables)  # integers of thousands of digits can't be shown, which an error would do
+        repr(tables)  # raises for integers of thousands of digits, which no later message could show
     except RecursionError as failure:
         raise ValueError("it is nested too deeply") from failure
     return tables
 
 
 def _dots_in_key(line: str) -> int:
-    """Return how many dots a key on a line may have; where a string of several lines may end, all count."""
+    """Return the most dots that a key on a line may have; all dots if a multi-line string may end there."""
+    # Dots in strings and comments are no part of a key, so that the line is split into tokens. With a
+    # multi-line string it is unknown which part of the line is a string, and all dots count.
     if '"""' in line or "'''" in line:
         return line.count(".")
     most = dots = 0
@@ -49,7 +55,7 @@ def _dots_in_key(line: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Array:
-    """Where an array stands: from ``[`` to behind ``]``, its strings, and its commas."""
+    """Positions in a document of an array, from ``[`` to after ``]``, of its strings, and of its commas."""
 
     start: int
     end: int
@@ -57,7 +63,7 @@ class _Array:
     commas: tuple[int, ...]
 
     def comma_behind(self, index: int) -> int | None:
-        """Return where the comma after a string is, or None where it has none."""
+        """Return the position of the comma after a string, or None."""
         (_, end), following = self.strings[index], self.strings[index + 1 : index + 2]
         limit = following[0][0] if following else self.end
         return next((at for at in self.commas if end <= at < limit), None)
@@ -66,13 +72,13 @@ class _Array:
 def change_strings(
     text: str, key: str, *, renamed: Mapping[str, str | None] | None = None, added: Sequence[str] = ()
 ) -> str:
-    """Return a document in which a list of texts, a key of its first level, is another.
+    """Return a document with changes to a list of strings, which is a top-level key.
 
     Args:
         text: The document.
-        key: A bare key; where the document lacks it, it is added before the first table.
-        renamed: New texts of the list by their old ones; what is to go has None.
-        added: What comes behind all others.
+        key: A bare key; if it is missing, it is added before the first table.
+        renamed: New strings by their old ones; None removes a string.
+        added: Strings to append.
     """
     tables = parse_toml(text)
     old = tables.get(key, [])
@@ -84,7 +90,7 @@ def change_strings(
     if key not in tables:
         text = _add_key(text, key)
     array = _find_array(text, key)
-    # From the last to the first: what stands before a string stays where it is.
+    # From the last to the first, so that positions of earlier strings remain valid.
     for index in reversed(range(len(array.strings))):
         start, end = _scan_array(text, array.start).strings[index]
         name = _unquote(text[start:end])
@@ -95,14 +101,14 @@ def change_strings(
             text = text[:start] + quote(other) + text[end:]
     for name in added:
         text = _add_string(text, _scan_array(text, array.start), quote(name))
-    # Text that was matched, not parsed, is not believed: TOML itself must say that just this list is another.
+    # The edits above rest on regular expressions: so the result is parsed, and must differ in this list only.
     if parse_toml(text) != tables | {key: new}:
         raise ValueError(f"{key} is written in a way that can't be changed in its place")
     return text
 
 
 def quote(text: str) -> str:
-    """Return a text as TOML's string of one line."""
+    """Return a text as a basic string of TOML."""
     import json
 
     text.encode()
@@ -110,7 +116,7 @@ def quote(text: str) -> str:
 
 
 def as_toml(value: Any) -> str:
-    """Return plain data as TOML writes it, on one line."""
+    """Return plain data as a TOML value on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -128,11 +134,11 @@ def _as_key(key: str) -> str:
 
 
 def _remove_string(text: str, array: _Array, index: int) -> str:
-    """Return the text without a string and its comma; a line that is empty then goes too."""
+    """Return the text without a string and its comma, and without the line if nothing else is on it."""
     start, end = array.strings[index]
     comma = array.comma_behind(index)
     if comma is not None:
-        if text[end:comma].strip():  # a comment, or a line, is between them
+        if text[end:comma].strip():  # a comment is between them
             text = text[:comma] + text[comma + 1 :]
         else:
             end = comma + 1
@@ -147,7 +153,7 @@ def _remove_string(text: str, array: _Array, index: int) -> str:
 
 
 def _add_string(text: str, array: _Array, token: str) -> str:
-    """Return the text with one more string: on a line of its own where the last one has one."""
+    """Return the text with another string, on a separate line if the last one has a separate line."""
     if not array.strings:
         at = array.start + 1
         if text.startswith(("\n", "\r\n"), at):
@@ -169,7 +175,7 @@ def _add_string(text: str, array: _Array, token: str) -> str:
 
 
 def _add_key(text: str, key: str) -> str:
-    """Return the text with an empty list, behind what is before the first table."""
+    """Return the text with an empty list, after the last key before the first table."""
     newline = "\r\n" if "\r\n" in text else "\n"
     line = f"{key} = [{newline}]{newline}"
     statements = list(_statements(text))
@@ -195,7 +201,7 @@ def _find_array(text: str, key: str) -> _Array:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str | None, int]]:
-    """Yield where each statement before the first table starts, its key, and its end; then that table."""
+    """Yield start, key and end of each statement before the first table, which comes last with key None."""
     at = 0
     while at < len(text):
         if text[at].isspace():
@@ -253,7 +259,7 @@ def _scan_array(text: str, start: int) -> _Array:
 
 
 def _unquote(token: str) -> str:
-    """Return what a string token, or a key, says."""
+    """Return the text of a string token or a key."""
     if token[:1] not in "\"'":
         return token
     return str(parse_toml(f"value = {token}")["value"])

@@ -1,12 +1,20 @@
-"""Zips: their records, as the central directory, local headers and data descriptors state them.
+"""Zips: their records, as stated in the central directory, local headers and data descriptors.
+
+A zip states each record up to three times::
+
+    local header     signature, ..., lengths, name, extra fields     before the content
+    data descriptor  [signature], CRC-32, stored size, size          after the content, if the flag is set
+    directory entry  signature, ..., lengths, name, extra fields     at the end of the file
+    end record       number of entries, offset and size of the directory; before it, if they are too large,
+                     the ZIP64 end record and its locator
 
 Readers that trust different ones of these can be shown different files, so all must agree, and the records
 must tile the file: a byte that nothing declares is a finding.
 
-Readers also obey header fields that no checksum covers. miniz, with which PyTorch reads, takes a record for a
-directory because of one bit of its attributes, and reads nothing of it. Python's zipfile, with which Keras
-and NumPy read, refuses versions that it doesn't know, ends a name at a NUL, and takes another name from an
-extra field. A value that no writer sets is a finding.
+Readers also obey header fields that no checksum covers. miniz, PyTorch's library, takes a record for a
+directory because of one bit of its attributes, and reads no bytes of it. Python's zipfile, which Keras and
+NumPy use, refuses versions that it doesn't know, ends a name at a NUL, and takes another name from an extra
+field. A value that no writer sets is a finding.
 
 Source: PKWARE APPNOTE 6.3, 4.4; miniz ``mz_zip_reader_is_file_a_directory``; CPython ``Lib/zipfile``.
 """
@@ -28,16 +36,16 @@ from ckpttool.core.report import Finding, Severity, error, trailing_bytes, warni
 from ckpttool.storage.source import Source
 
 SATURATED32, ZIP64_EXTRA = 0xFFFFFFFF, 0x0001
-"""What a size or offset has that does not fit in 32 bits, and the extra field where it is instead."""
+"""Value of a size or offset that doesn't fit in 32 bits, and kind of the extra field with the true one."""
 UTF8, HAS_DESCRIPTOR = 0x0800, 0x0008
 REFUSED_FLAGS = 0x0001 | 0x0020 | 0x0040 | 0x2000
-"""Encrypted, patched, strongly encrypted, with headers that are masked: no reader takes such a record."""
+"""Encrypted, patched, strongly encrypted, masked headers: no reader of checkpoints accepts such records."""
 HEADER, VERSION = "zip-header", "zip-version"
 
 LOCAL, ENTRY = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I")
 END, END64 = struct.Struct("<4s4H2IH"), struct.Struct("<4sQ2H2I4Q")
 DESCRIPTOR, DESCRIPTOR64 = struct.Struct("<3I"), struct.Struct("<I2Q")
-"""Checksum, stored size and size; with or without a signature before them."""
+"""Checksum, stored size and size; a signature before them is optional."""
 DESCRIPTOR_MAGIC = b"PK\x07\x08"
 DESCRIPTOR_LENGTHS = (16, 24, 12, 20)  # writers add the signature
 
@@ -48,13 +56,22 @@ _UNIX_TYPE, _UNIX_DIRECTORY, _UNIX_LINK = 0o170000 << 16, 0o040000 << 16, 0o1200
 _UNICODE_PATH = 0x7075
 _HARMLESS_EXTRAS = frozenset(
     {0x5455, 0x7875, 0x5855, 0x7855, 0x756E, 0x000A, 0x000D, 0x6C78}  # times, owners and modes
-    | {0xCAFE, 0xA11E, 0xD935}  # what jar and Android's tools mark and align records with
+    | {0xCAFE, 0xA11E, 0xD935}  # marks and alignment of jar and Android's tools
 )
 _EXTRA = struct.Struct("<2H")
 
 
 class Member(NamedTuple):
-    """A record of a zip, as the central directory describes it; sizes and offsets in bytes."""
+    """A record of a zip, as in the central directory.
+
+    Attributes:
+        version: Version needed to extract, times 10.
+        modified: Time and date in DOS format.
+        stored: Size in the file.
+        size: Size of the content.
+        header: Offset of the local header.
+        payload: Offset of the stored bytes; -1 until the local header is read.
+    """
 
     name: str
     raw_name: bytes
@@ -75,7 +92,7 @@ class Member(NamedTuple):
 
 
 def entry_findings(member: Member, attributes: int, extra: bytes) -> Iterator[Finding]:
-    """Yield what no writer of checkpoints says in the directory of one of its records."""
+    """Yield findings about values in an entry of the directory that no writer of checkpoints sets."""
     name = member.name
     if member.version > _NEWEST_VERSION:
         message = f"it asks for zip version {member.version / 10}, which not all readers take"
@@ -96,7 +113,7 @@ def entry_findings(member: Member, attributes: int, extra: bytes) -> Iterator[Fi
 
 
 def _kind_of_file(attributes: int) -> str | None:
-    """Return what a record is by its attributes, or None for a file."""
+    """Return the kind of file that a record's attributes state; None for a regular file."""
     unix_type = attributes & _UNIX_TYPE
     if attributes & _DIRECTORY or unix_type == _UNIX_DIRECTORY:
         return "directory"
@@ -106,7 +123,7 @@ def _kind_of_file(attributes: int) -> str | None:
 
 
 def with_version_errors(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings of an archive that is read with Python's zipfile, which refuses new versions."""
+    """Return findings with those about versions as errors, as Python's zipfile refuses new versions."""
     return [one._replace(severity=Severity.ERROR) if one.code == VERSION else one for one in findings]
 
 
@@ -114,7 +131,7 @@ def with_version_errors(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
-    """Return the fields of an extra block, or None if it is malformed."""
+    """Return kind and content of the fields of an extra block, or None if it is malformed."""
     fields, at = [], 0
     while at + 4 <= len(extra):
         kind, nbytes = _EXTRA.unpack_from(extra, at)
@@ -124,7 +141,7 @@ def extra_fields(extra: bytes) -> list[tuple[int, bytes]] | None:
 
 
 def unknown_extras(extra: bytes, name: str, raw_name: bytes, expected: Sequence[int] = ()) -> Iterator[str]:
-    """Say which extra fields could show readers another record; those of ``expected`` kinds don't count."""
+    """Yield a problem for each extra field that may change the reading; ``expected`` kinds are allowed."""
     fields = extra_fields(extra)
     if fields is None:
         yield "extra field is malformed"
@@ -137,7 +154,7 @@ def unknown_extras(extra: bytes, name: str, raw_name: bytes, expected: Sequence[
 
 
 def _unicode_paths(name: str, raw_name: bytes) -> tuple[bytes, ...]:
-    """Return the Unicode path fields that agree with a name: its version, a checksum, the name in UTF-8."""
+    """Return the Unicode path fields that agree with a name: version, checksum of the name, name in UTF-8."""
     head = struct.pack("<BI", 1, zlib.crc32(raw_name))
     return head + raw_name, head + name.encode("utf-8", "surrogatepass")
 
@@ -158,12 +175,12 @@ _ALIGNMENT = 64
 _by_directory: ContextVar[bool] = ContextVar("by_directory", default=False)
 _PADDING_EXTRA = 0x4246
 _SMALL, _READ_AHEAD = 1 << 12, 1 << 16
-"""Records of so many bytes are read for their headers' sake, up to so many bytes at once."""
+"""Largest record that is read together with its neighbours' headers, and the bytes read at once for that."""
 _GUESSED_EXTRA = 160  # most local headers fit in one read with this much for the extra field
 
 
 class Directory(NamedTuple):
-    """Where the central directory lies, and how many records it announces."""
+    """Offset, size and number of records of the central directory."""
 
     offset: int
     nbytes: int
@@ -171,21 +188,21 @@ class Directory(NamedTuple):
 
 
 class LostRecord(NamedTuple):
-    """Why a record of a damaged zip is lost, and the checksum that is stated for it."""
+    """Reason why a record of a damaged zip is lost, and its stated checksum."""
 
     why: str
     crc32: int
 
 
 class Rescue(NamedTuple):
-    """What is left of a damaged zip.
+    """The rescued records of a damaged zip.
 
     Attributes:
-        members: The records whose bytes are right, and one that the file ends in.
-        aliases: Those again that their own headers call otherwise, by these names.
-        lost: The other records whose names are known.
-        findings: What is wrong with its structure.
-        is_cut: Whether there may be more than these.
+        members: Records whose bytes have their checksum, and one that is truncated with the file.
+        aliases: Members with another name in their local header, by that name.
+        lost: Other records whose names are known.
+        findings: Problems of the structure.
+        is_cut: Whether the zip may have had further records.
     """
 
     members: tuple[Member, ...]
@@ -196,7 +213,7 @@ class Rescue(NamedTuple):
 
 
 def duplicate_record(path: str, name: str | None = None) -> DamagedCheckpoint:
-    """Return the error of an archive with two records of one name, of which readers take different ones."""
+    """Return the error for two records with one name; readers differ in which one they take."""
     return DamagedCheckpoint(path, "two records with one name", where=name, code="zip-duplicate")
 
 
@@ -204,13 +221,12 @@ class Archive:
     """An opened zip.
 
     Attributes:
-        findings: Where the descriptions of a record disagree, and bytes that nothing declares; complete
-            once ``members`` has been asked for.
-        rescue: What is left of it, if it was opened for that.
+        findings: Contradictions about records, and undeclared bytes; complete after ``members`` was read.
+        rescue: The rescued records, if the zip was opened by ``rescue``.
     """
 
     def __init__(self, source: Source, rescue: Callable[[Source], Rescue] | None = None) -> None:
-        """Read the directory, or take the records that ``rescue`` finds."""
+        """Read the directory, or take the records that ``rescue`` returns."""
         self.source = source
         self.findings: list[Finding] = []
         self._inflation = Inflation(source)
@@ -224,16 +240,16 @@ class Archive:
 
     @property
     def is_cut(self) -> bool:
-        """Return whether it may have had more records than are known."""
+        """Return whether a damaged zip may have had more records than are known."""
         return self.rescue is not None and self.rescue.is_cut
 
     @property
     def lost(self) -> Mapping[str, LostRecord]:
-        """Return the records that are known to be lost, by name."""
+        """Return the lost records of a damaged zip by name."""
         return {} if self.rescue is None else self.rescue.lost
 
     def require(self, member: Member | None, name: str) -> Member:
-        """Return a record that the format can't do without.
+        """Return a record that the format needs.
 
         Raises:
             DamagedCheckpoint: It is missing, or lost.
@@ -246,19 +262,17 @@ class Archive:
 
     @property
     def names(self) -> Iterator[str]:
-        """Yield the names of all records as the directory lists them, of a damaged zip all that are stated.
-
-        One that is lost counts if its checksum is known.
-        """
+        """Yield the names of all records; for a damaged zip also aliases, and lost ones with a checksum."""
         yield from (member.name for member in self._listed)
         yield from self.rescue.aliases if self.rescue is not None else ()
         yield from (name for name, record in self.lost.items() if record.crc32)
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
-        """Return all records in the order of the file, having compared every local header.
+        """Return all records in the order of the file, after comparing their local headers.
 
-        In ``by_directory`` those of an object in a store are not read, if the directory leaves no doubt.
+        Within ``by_directory``, the local headers of a zip in a store aren't read, if the directory alone
+        implies the offsets.
         """
         if self.rescue is not None:
             return self.rescue.members
@@ -272,17 +286,17 @@ class Archive:
 
     @cached_property
     def has_checksums(self) -> bool:
-        """Return whether any record has a checksum; PyTorch can be told to leave them all 0."""
+        """Return whether any record has a checksum; PyTorch has an option to write 0 for all."""
         return any(member.crc32 for member in self.members) or not any(m.size for m in self.members)
 
     def content(self, member: Member) -> Readable:
-        """Return something to read the content of a member from; see ``offset``."""
+        """Return the source of a member's content, which begins there at ``offset``."""
         if member.method == STORED:
             return self.source
         return Inflated(self._inflation, member.payload, member.stored, member.size, member.name)
 
     def offset(self, member: Member) -> int:
-        """Return the offset of a member's first byte in what ``content`` returns."""
+        """Return the offset of a member's first byte in its ``content``."""
         return member.payload if member.method == STORED else 0
 
     def read(self, member: Member) -> bytes:
@@ -294,7 +308,10 @@ class Archive:
 
 
 def find_directory(source: Readable, findings: list[Finding]) -> Directory:
-    """Return where the central directory lies, from the end record and its ZIP64 twin."""
+    """Return the position of the central directory, from the end record and its ZIP64 twin."""
+    # The end record is found from the end of the file, as a comment of up to 64 KiB may follow it. A comment
+    # is refused: it could contain an end record of another directory, which other readers would find. For the
+    # same reason the directory must end exactly where the end records begin.
     tail_offset = max(0, source.size - _MAX_COMMENT - END.size - _LOCATOR64.size)
     tail = source.read(tail_offset, source.size - tail_offset)
     at = tail.rfind(b"PK\x05\x06")
@@ -325,10 +342,12 @@ def find_directory(source: Readable, findings: list[Finding]) -> Directory:
 def _zip64_directory(
     source: Readable, stated: Directory, end: int, locator: bytes, findings: list[Finding]
 ) -> tuple[Directory, int]:
-    """Return the directory as the ZIP64 end record has it, where there is one, and what must follow it.
+    """Return the directory, from the ZIP64 end record if one is present, and the offset where it must end.
 
-    ``locator`` is what stands directly before the end record, where the file has so much there.
+    ``locator``: the bytes before the end record, at most the size of a ZIP64 locator.
     """
+    # A number that doesn't fit in the end record is saturated there, and complete in the ZIP64 end record.
+    # PyTorch always writes the latter, so that both may have a number: then they must agree.
     saturated = stated.records == _SATURATED16 or SATURATED32 in (stated.nbytes, stated.offset)
     locator_at = end - _LOCATOR64.size
     if len(locator) < _LOCATOR64.size or locator[:4] != b"PK\x06\x07":
@@ -360,7 +379,7 @@ def _zip64_directory(
 
 
 def read_directory(source: Readable, directory: Directory, findings: list[Finding]) -> list[Member]:
-    """Return the records that the central directory lists, in its order, having checked each entry."""
+    """Return the records of the central directory in its order, after checking each entry."""
     if directory.records > MAX_MEMBERS or directory.nbytes > MAX_DIRECTORY:
         found = f"a directory of {directory.records:,} records in {directory.nbytes:,} bytes"
         raise LimitExceeded(source.path, found, expected=f"at most {MAX_MEMBERS:,}")
@@ -381,7 +400,7 @@ def read_directory(source: Readable, directory: Directory, findings: list[Findin
 
 
 def directory_entry(path: str, data: bytes, at: int, findings: list[Finding]) -> tuple[Member, int]:
-    """Return what the directory's bytes say of one record, and where the next one begins in them."""
+    """Return the record of an entry of the directory, and the index in ``data`` of the next entry."""
     fields = ENTRY.unpack_from(data, at)
     _, _, version, flags, method, time, date, crc, stored, size, name_len, extra_len, comment_len = fields[
         :13
@@ -429,7 +448,7 @@ def _decode_name(path: str, raw_name: bytes, flags: int) -> str:
 def _zip64_numbers(
     path: str, name: str, extra: bytes, size: int, stored: int, header: int
 ) -> tuple[int, int, int]:
-    """Return sizes and offset with the saturated ones taken from the ZIP64 field."""
+    """Return sizes and offset, with saturated ones replaced by those in the ZIP64 field."""
     if SATURATED32 not in (size, stored, header):
         return size, stored, header
     wide = next((data for kind, data in extra_fields(extra) or () if kind == ZIP64_EXTRA), b"")
@@ -444,12 +463,14 @@ def _zip64_numbers(
     return numbers[0], numbers[1], numbers[2]
 
 
-# The records, compared with it ----------------------------------------------------------------------
+# The records, compared with the directory -----------------------------------------------------------
 
 
 def locate(source: Readable, members: list[Member], end: int, findings: list[Finding]) -> list[Member]:
-    """Return the members with their payload offsets, having compared every local header."""
+    """Return the members with their payload offsets, after comparing their local headers."""
     located: list[Member] = []
+    # Records tile the file: each ends, with its data descriptor, where the next one begins, and the last one
+    # at the directory. Local headers of small records that follow each other are fetched by one read.
     boundaries = [*(member.header for member in members), end][1:]
     headers = _HeaderReader(source)
     for index, (member, boundary) in enumerate(zip(members, boundaries, strict=True)):
@@ -463,9 +484,9 @@ def locate(source: Readable, members: list[Member], end: int, findings: list[Fin
 
 @contextmanager
 def by_directory() -> Iterator[None]:
-    """Believe the directories of zips in stores, for a look at what they hold, which gives no verdict.
+    """Trust the directories of zips in stores: for listings, which give no verdict.
 
-    To compare the local headers takes a request for each large record, of which there may be hundreds.
+    Comparing local headers takes a request for each large record, and a checkpoint has hundreds.
     """
     token = _by_directory.set(True)
     try:
@@ -475,11 +496,11 @@ def by_directory() -> Iterator[None]:
 
 
 def locate_by_directory(members: list[Member], end: int) -> list[Member] | None:
-    """Return the members with their payload offsets, as the directory implies them; None where it doesn't.
-
-    What is before the next record is the payload, and after it a data descriptor if there is one, which
-    has one of four lengths. PyTorch, which writes them, has payloads begin at multiples of 64.
-    """
+    """Return the members with the payload offsets that the directory implies; None if one is ambiguous."""
+    # The payload, and the data descriptor if the flag is set, end where the next record begins. A descriptor
+    # has one of four lengths (with a signature or without, sizes of 4 bytes or of 8). PyTorch writes them,
+    # and pads local headers so that payloads begin at multiples of 64: lengths differ by less than 64, so
+    # that only one of the four is possible.
     located = []
     boundaries = [*(member.header for member in members), end][1:]
     for member, boundary in zip(members, boundaries, strict=True):
@@ -496,7 +517,7 @@ def locate_by_directory(members: list[Member], end: int) -> list[Member] | None:
 
 
 def _header_ranges(members: Sequence[Member], end: int) -> Iterator[tuple[int, int]]:
-    """Yield where the headers and descriptors of records lie, and where their content begins."""
+    """Yield the ranges of the local headers and the data descriptors of all records, for ``prefetch``."""
     boundaries = [*(member.header for member in members), end][1:]
     for member, boundary in zip(members, boundaries, strict=True):
         length = LOCAL.size + len(member.raw_name) + _GUESSED_EXTRA
@@ -505,10 +526,10 @@ def _header_ranges(members: Sequence[Member], end: int) -> Iterator[tuple[int, i
 
 
 class _HeaderReader:
-    """Reads the headers of a zip's records; those of small neighbours all at once.
+    """Reader of local headers that fetches neighbouring small records by one read.
 
     Attributes:
-        end: Offset after the records that are held in memory.
+        end: Offset after the records in memory.
     """
 
     def __init__(self, source: Readable) -> None:
@@ -518,7 +539,7 @@ class _HeaderReader:
         self._begin, self._data = 0, b""
 
     def fetch(self, member: Member, boundaries: Sequence[int], index: int) -> None:
-        """Hold a member and those after it, as far as they are small; its boundary is at ``index``."""
+        """Fetch a member and the small ones after it; ``boundaries[index]`` is the member's end."""
         begin = end = member.header
         while index < len(boundaries) and 0 <= boundaries[index] - end <= _SMALL:
             end = boundaries[index]
@@ -527,7 +548,7 @@ class _HeaderReader:
                 break
         if end == begin or end > self.size:
             return
-        with suppress(Truncated):  # the file became shorter: whoever needs what is missing tells where
+        with suppress(Truncated):  # the file became shorter: the read of the missing record raises
             self._data = self._source.read(begin, end - begin, member.name)
             self._begin, self.end = begin, end
 
@@ -569,7 +590,9 @@ def _locate_member(source: _HeaderReader, member: Member, boundary: int, finding
 def _header_differences(
     member: Member, local: tuple[int, ...], data: bytes, name_len: int, length: int
 ) -> list[str]:
-    """Say where a local header contradicts the directory."""
+    """Return the contradictions between a local header and the directory."""
+    # Writers that stream a record don't know its checksum and sizes when they write the local header: these
+    # are 0 there, and in the data descriptor. Saturated sizes are in the ZIP64 field. All else is equal.
     _, version, flags, method, time, date, crc, stored, size = local[:9]
     found = []
     if data[LOCAL.size : LOCAL.size + name_len] != member.raw_name:
@@ -602,11 +625,9 @@ def _header_differences(
 
 
 def states_the_same(member: Member, wide: list[bytes], size: int, stored: int) -> bool:
-    """Return whether a local ZIP64 field agrees with the directory.
-
-    It has the two sizes, or those that the header has no room for; miniz adds the record's offset. What was
-    not known yet is 0 there, and in the data descriptor.
-    """
+    """Return whether a ZIP64 field agrees with the member's sizes and offset."""
+    # The field has both sizes, or only the saturated ones; miniz adds the offset of the record. A number that
+    # wasn't known when the field was written is 0, and in the data descriptor.
     pairs = (size, member.size), (stored, member.stored)
     lacking = [number for here, number in pairs if here == SATURATED32]
     if not wide or len(wide) > 1 or len(wide[0]) % 8:
@@ -624,7 +645,7 @@ def states_the_same(member: Member, wide: list[bytes], size: int, stored: int) -
 
 
 def _descriptor_difference(member: Member, descriptor: bytes) -> str | None:
-    """Say where the bytes after a record contradict the directory, or None."""
+    """Return the contradiction between the bytes after a record and the directory, or None."""
     if not member.flags & HAS_DESCRIPTOR:
         return f"{len(descriptor)} undeclared bytes follow the record" if descriptor else None
     body = (

@@ -1,10 +1,11 @@
-"""The records of a damaged zip that can be proven, wherever they lie: for ``salvage``.
+"""Search for the provable records of a damaged zip, for ``salvage``.
 
-A zip states each record up to three times: in the directory, in a local header before its bytes and, as
-PyTorch writes it, in a data descriptor after them. Damage seldom hits all three, and bytes that came in
-between or went move what follows. So every statement in the file is collected, and a record counts if bytes
-are found that have a stated checksum. Statements are put together only if that checksum, or their place,
-binds them: a record under another's name would be worse than a lost one.
+A zip describes each record up to three times: in the directory, in a local header before its bytes and, in
+PyTorch's zips, in a data descriptor after them. Damage seldom hits all three, and inserted or missing bytes
+move everything after them. So the search has two steps: ``collect`` finds all descriptions in the file by
+their signatures, and ``rescue`` tries offsets at which a record may be, from its descriptions, until the
+bytes there have the stated checksum. Descriptions are combined only if that checksum, or their offset, is the
+same: a record under the name of another would be worse than a lost one.
 
 Source: PKWARE APPNOTE 6.3; pytorch ``caffe2/serialize/inline_container.cc``: local headers without sizes.
 """
@@ -51,27 +52,29 @@ from ckpttool.storage.source import Source
 
 _SIGNATURE = re.compile(rb"PK(?:\x03\x04|\x01\x02|\x07\x08|\x05\x06|\x06\x06)")
 _END, _END64 = struct.Struct("<10xH"), struct.Struct("<32xQ")
-"""The number of records in an end record and its ZIP64 twin; what follows may be cut off."""
+"""Number of records in an end record and its ZIP64 twin; the bytes after it may be missing."""
 _GAPS = (0, *DESCRIPTOR_LENGTHS)
-"""Bytes between the end of a record and the next statement."""
+"""Bytes between the end of a record and the next header: none, or a data descriptor."""
 _WINDOW, _SUMMED_AT_ONCE = 1 << 22, 1 << 20
 _LONGEST_NAME, _LONGEST_HEADER = 4096, LOCAL.size + 2 * 0xFFFF
 _NEARBY = 1200
-"""Bytes by which a record's end may are elsewhere than its header's length says."""
+"""Distance in bytes within which a record's end is searched around where its header implies it."""
 MAX_SIGNATURES = 4 * MAX_MEMBERS
 _MIN_NAMES, _NAMES_A_BYTE = 1 << 22, 2
-"""Limit in bytes on names and extra fields, at least and per byte of the file; honest ones don't overlap."""
+"""Limits in bytes on all names and extra fields: the least, and per byte of the file; only hostile ones
+overlap."""
 _MAX_PLACES, _MAX_NAMESAKES = 48, 8
 """Places tried per local header, and local headers of the same name tried per record."""
+# Each trial reads a whole record for its checksum, and a hostile file can describe many records at many
+# offsets. So a record may cost ``_TRIED_A_BYTE`` readings of its bytes, and an equal share of
+# ``_TRIED_IN_ALL``, which is at least ``_MIN_TRIED``: one large damaged record leaves the others their share.
+# ``_set_budget`` limits all records together.
 _TRIED_A_BYTE, _TRIED_IN_ALL, _MIN_TRIED, _TRIAL = 8, 1 << 26, 1 << 14, 1 << 10
-"""Bytes that may be read to find a record: per stored byte, shared by all, and at least; a trial costs some.
-
-Each record has its own limit, so that one large damaged record leaves something for the others.
-"""
+"""Limits on bytes read: per stored byte, shared by all records, and the least share; the cost of a trial."""
 
 
 class _Claim(NamedTuple):
-    """What is stated of a record's bytes."""
+    """Stated checksum and sizes of a record."""
 
     crc32: int
     stored: int
@@ -79,13 +82,13 @@ class _Claim(NamedTuple):
 
 
 def rescue_records(source: Source) -> Rescue:
-    """Return the records that have their checksums, and what is known of the others."""
+    """Return the records whose bytes have their checksums, and the lost ones."""
     archive = None
     try:
         archive = Archive(source)
         members = archive.members
     except (DamagedCheckpoint, Unsupported) as failure:
-        is_cut = archive is None and isinstance(failure, Truncated)  # said by what is lost
+        is_cut = archive is None and isinstance(failure, Truncated)  # reported by ``Rescue.is_cut``
         findings = [] if is_cut else [error_of(failure)]
     else:
         if not archive.findings:
@@ -97,7 +100,7 @@ def rescue_records(source: Source) -> Rescue:
 
 
 class _Search:
-    """What a file states of its records, and which of it holds."""
+    """Search of one file: the descriptions of records, and those found or lost."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -108,21 +111,22 @@ class _Search:
         self._is_summed = True
         self._locals: list[Member] = []
         self._entries: list[tuple[int, Member]] = []
-        self._ends: list[tuple[int, int]] = []  # of directories, with the number of their entries
-        self._next_to: dict[int, int] = {}  # where entries end, by where they begin
-        self._is_whole = False
-        self._headers: list[int] = []  # of records, by the directory
+        self._ends: list[tuple[int, int]] = []  # offsets of end records, with their number of entries
+        self._next_to: dict[int, int] = {}  # end of each entry of a directory by its offset
+        self._is_whole = False  # whether ``_entries`` are one complete directory
+        self._headers: list[int] = []  # offsets of local headers according to the directory
         self._marks: list[int] = []  # offsets of local headers and entries
-        self._claims_at: dict[int, list[_Claim]] = defaultdict(list)  # by where the record would begin
+        self._claims_at: dict[int, list[_Claim]] = defaultdict(list)  # descriptors, by start of the content
         self._places_of: dict[_Claim, list[int]] = defaultdict(list)
         self._taken: list[tuple[int, int]] = []  # ranges that neither overlap nor touch, in order
         self._found: dict[str, Member] = {}
         self._lost: dict[str, LostRecord] = {}
 
-    # What is stated --------------------------------------------------------------------------------
+    # Descriptions in the file ----------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Read every statement in the file."""
+        """Find all local headers, entries, data descriptors and end records in the file."""
+        # Windows overlap by 3 bytes, so that a signature of 4 bytes is found in exactly one of them.
         count, start = 0, 0
         while start < self._source.size:
             window = self._source.read(start, min(_WINDOW, self._source.size - start))
@@ -140,7 +144,9 @@ class _Search:
         self._headers = sorted(one.header for _, one in self._entries)
 
     def _leave_content(self) -> None:
-        """Drop what a zip in the zip states: in a record that has its checksum, or before the directory."""
+        """Remove the descriptions of records of zips inside this one."""
+        # If the directory at the end of the file is complete, all other entries are of zips inside. And the
+        # descriptions inside a record whose bytes have their checksum are its content.
         directory = self._whole_directory()
         self._entries, self._is_whole = directory or self._entries, bool(directory)
         contents: list[tuple[int, int]] = []
@@ -165,7 +171,7 @@ class _Search:
             self._marks = [at for at in self._marks if is_outside(at)]
 
     def _whole_directory(self) -> list[tuple[int, Member]]:
-        """Return the entries of a directory that ends where the file does; none if it isn't whole."""
+        """Return the entries of the directory at the end of the file; none if it isn't complete."""
         end, count = self._ends[-1] if self._ends else (0, 0)
         own = self._entries[-count:] if count else []
         if len(own) < count or not own or end + END.size > self._source.size:
@@ -177,7 +183,7 @@ class _Search:
         return own if is_whole and [self._next_to[at] for at, _ in own] == following else []
 
     def _set_budget(self, claims: Collection[_Claim]) -> None:
-        """Allow what all records together need; those that overlap need more."""
+        """Set the limit on bytes read for all records together, enough for records that don't overlap."""
         expanded = sum(one.size for one in {*claims} if one.size > one.stored)
         most = self._source.size * MAX_EXPANSION
         self._free_bytes = max(_MIN_TRIED, _TRIED_IN_ALL // max(len(claims), 1))
@@ -185,7 +191,7 @@ class _Search:
         self._budget = 2 * (_TRIED_A_BYTE * self._source.size + min(expanded, most) + free)
 
     def _add(self, signature: bytes, at: int) -> None:
-        with suppress(Truncated):  # a statement that the end of the file cuts off
+        with suppress(Truncated):  # the file ends inside the description
             if signature == b"PK\x03\x04":
                 self._add_local(at)
             elif signature == b"PK\x01\x02":
@@ -237,10 +243,10 @@ class _Search:
                     self._claims_at[at - claim.stored].append(claim)
                     self._places_of[claim].append(at - claim.stored)
 
-    # What holds ------------------------------------------------------------------------------------
+    # Records at their offsets ----------------------------------------------------------------------
 
     def rescue_whole(self, members: Iterable[Member]) -> Rescue:
-        """Return the records of a zip whose structure is whole."""
+        """Return the records of a zip whose structure is intact, after checking their bytes."""
         members = tuple(members)
         self._is_summed = any(one.crc32 for one in members)
         for member in members:
@@ -253,13 +259,18 @@ class _Search:
         return Rescue(kept, {}, self._lost, (), is_cut=False)
 
     def rescue(self, findings: list[Finding]) -> Rescue:
-        """Return the records that hold, from the end: the directory of a zip lies behind all zips in it."""
+        """Return the records whose bytes have a stated checksum."""
+        # In order of certainty: entries that agree with a local header in name and offset, other entries, and
+        # records with a local header only. Each record found takes its bytes: descriptions inside them are
+        # its content. Entries are tried from the end, as a zip's directory comes after all zips inside it.
         aliases: dict[str, Member] = {}
         for is_agreed in (True, False):
             for at, entry, local in self._pairs(is_agreed=is_agreed):
                 if not self._is_taken(at):
                     self._take_pair(entry, local, aliases)
         listed = [one for at, one in self._entries if not self._is_taken(at)]
+        # A complete directory names all records. If it isn't complete, or some are lost, records that have
+        # only a local header are searched, too.
         is_whole = self._is_whole and len(listed) == len(self._entries)
         listed_at = {one.payload: one for one in self._found.values()}
         aliases |= {one.name: listed_at[one.payload] for one in self._locals if one.payload in listed_at}
@@ -282,9 +293,10 @@ class _Search:
         return Rescue(members, aliases, lost, tuple(findings), is_cut=not (is_whole and has_names))
 
     def _pairs(self, *, is_agreed: bool) -> Iterator[tuple[int, Member, list[Member | None]]]:
-        """Yield entries of directories and the local headers that may be theirs.
+        """Yield offsets of entries, the entries, and the local headers that may belong to them.
 
-        Those agree that have the same name at the same offset, or a name that no other one has.
+        ``is_agreed``: whether to yield those that agree with a header, by name and offset, or by a name that
+        occurs only once; or the others.
         """
         by_name, by_offset = defaultdict(list), {}
         for local in self._locals:
@@ -295,7 +307,7 @@ class _Search:
             alike, there = by_name[entry.raw_name], by_offset.get(entry.header)
             is_alike = there is not None and there.raw_name == entry.raw_name
             if len(alike) > 1 and not (is_alike and there and _claim(entry) in self._claims_of(there)):
-                continue  # one may be of a zip in the zip
+                continue  # one of the headers may be in a zip inside
             agreed: list[Member] = [] if there is None or not is_alike else [there]
             if not agreed and len(alike) == names[entry.raw_name] == 1:
                 agreed = alike
@@ -303,7 +315,7 @@ class _Search:
                 if agreed or names[entry.raw_name] == 1:
                     others = [there] if there is not None and not is_alike else []
                     yield at, entry, [*agreed, *alike[:_MAX_NAMESAKES], *others, None]
-                elif there is not None and not is_alike:  # of two with one name, its header tells its own
+                elif there is not None and not is_alike:  # two entries have the name: take the header's
                     yield at, entry._replace(name=there.name, raw_name=there.raw_name), [there]
 
     def _take_pair(self, entry: Member, locals: list[Member | None], aliases: dict[str, Member]) -> None:
@@ -326,10 +338,12 @@ class _Search:
     def _first_proven(
         self, places: Iterable[tuple[Member, Member | None]], record: Member
     ) -> tuple[tuple[Member, Member | None] | None, str]:
-        """Return the first place that holds a record, and why the first of all doesn't.
+        """Return the first place whose bytes have the checksum, or the fault of the first place.
 
-        Each comes with the local header that names it.
+        ``places``: records at possible offsets, each with the local header that it is from, or None.
         """
+        # ``_fault`` subtracts the bytes that it reads from the common budget. This record's own limit is the
+        # value to which the budget may fall; the same place is never tried twice.
         allowed = _TRIED_A_BYTE * record.stored + record.size + self._free_bytes
         limit = max(self._budget - allowed, 0)
         tried: set[tuple[int, _Claim]] = set()
@@ -347,13 +361,16 @@ class _Search:
         return None, first or "not checked: the zip states too many records that contradict each other"
 
     def _places(self, entry: Member, local: Member | None) -> Iterator[Member]:
-        """Yield where a record of a directory may lie: after its header, or before what ends it."""
+        """Yield possible offsets of an entry's record, the likeliest first."""
+        # After its local header; before a data descriptor with the same checksum and sizes; and before the
+        # next local header or entry, with a descriptor of any length between them: first of the record that
+        # follows in the directory, then of all near where the record should end.
         claim = _claim(entry)
         header = entry.header if local is None else local.header
         if local is not None:
             is_there = local.header == entry.header
             own = (one for one in self._claims_of(local) if is_there or one.crc32 == claim.crc32)
-            for stated in (claim, *own):  # a record with neither its offset nor its checksum is another
+            for stated in (claim, *own):  # other descriptors must agree in offset or checksum
                 yield _member(entry, stated, header, local.payload)
         if not claim.stored:
             return
@@ -366,24 +383,24 @@ class _Search:
                 yield _member(entry, claim, header, end - length - claim.stored)
 
     def _next_headers(self, entry: Member) -> list[int]:
-        """Return where the directory has the record behind another."""
+        """Return the offset of the record after another in the directory, if there is one."""
         at = bisect_right(self._headers, entry.header)
         return self._headers[at : at + 1]
 
     def _claims_of(self, local: Member) -> Iterator[_Claim]:
-        """Yield what the descriptor after a local header's record states, and the header itself."""
+        """Yield the claims of data descriptors after a local header's record, and of the header itself."""
         yield from self._claims_at.get(local.payload, ())[:_MAX_PLACES]
         yield _claim(local)
 
     def _take_locals(self, listed_at: Collection[int]) -> None:
-        """Take what only local headers name, from the first on; a name that two have is nobody's."""
+        """Take records with a local header only; those with the same name as another are lost."""
         names = Counter(one.name for one in self._locals if not self._is_taken(one.header))
         headers = set(self._headers)
         for local in self._locals:
             if local.name in self._found or local.payload in listed_at or self._is_taken(local.header):
                 continue
             if self._is_whole and local.header not in headers:
-                continue  # of a zip in the zip, or of what was removed
+                continue  # of a zip inside, or of a removed record
             is_only = names[local.name] == 1 and local.name not in self._lost
             places = (_member(local, one, local.header, local.payload) for one in self._claims_of(local))
             proven, fault = self._first_proven(((place, local) for place in places), local)
@@ -391,17 +408,19 @@ class _Search:
                 self._accept(proven[0])
             elif not self._is_cut_off(local):
                 self._record_loss(local.name, local, fault or "two records have its name")
+        # A truncated file ends inside its last record. That one has no checksum to prove it, but readers of
+        # tensors can take its beginning: so it is accepted if no record found comes after it.
         last = max((one.payload for one in self._found.values()), default=-1)
         for local in filter(self._is_cut_off, self._locals):
             if local.name in self._found or self._is_taken(local.header):
                 continue
             if local.payload > last:
                 self._accept(local)
-            else:  # what lies behind shows that its size is wrong
+            else:  # a later record shows that its size is wrong
                 self._record_loss(local.name, local, self._absence(local))
 
     def _is_cut_off(self, local: Member) -> bool:
-        """Return whether the file ends in a record of stated size: what is in it may be whole."""
+        """Return whether the file ends inside a stored record, whose beginning may be intact."""
         return local.method == STORED and local.payload <= self._source.size < local.end
 
     def _accept(self, member: Member) -> None:
@@ -409,7 +428,9 @@ class _Search:
         self._place(member)
 
     def _place(self, member: Member) -> None:
-        """Note where a record lies, from its header on if that is here."""
+        """Add a record's range to ``_taken``, with its header if that is directly before it."""
+        # The ranges are sorted, and those that overlap or touch are merged, so that ``_is_taken`` is a
+        # bisection.
         has_header = 0 <= member.payload - member.header <= _LONGEST_HEADER
         start, end = member.header if has_header else member.payload, member.end
         low = bisect_left(self._taken, start, key=lambda one: one[1])
@@ -419,33 +440,32 @@ class _Search:
         self._taken[low:high] = [(start, end)]
 
     def _is_taken(self, at: int) -> bool:
-        """Return whether an offset is inside a record that was placed: what is there is its content."""
+        """Return whether an offset is inside a record in ``_taken``."""
         index = bisect_right(self._taken, at, key=lambda one: one[0]) - 1
         return index >= 0 and at < self._taken[index][1]
 
     def _record_loss(self, name: str, member: Member, why: str) -> None:
-        """Note why a record is lost, and that what is in it is none."""
+        """Record a loss; if the record's position is clear, nothing inside it is a record."""
         is_inside = member.payload >= 0 and member.stored and member.end <= self._source.size
         if is_inside and self._has_mark(member.end):
             self._place(member)
         self._lost.setdefault(name, LostRecord(why, member.crc32))
 
     def _absence(self, member: Member) -> str:
-        """Say why the bytes of a record aren't there."""
+        """Return the reason why the bytes of a record weren't found."""
         if not self._marks or member.payload > self._marks[-1]:
             return f"its bytes are not in the file, which ends at byte {self._source.size:,}"
         return "its bytes were not found" if member.stored else "nothing states its size and checksum"
 
     def _has_mark(self, end: int, gaps: Collection[int] = _GAPS) -> bool:
-        """Return whether another statement follows a record, after its descriptor if it has one."""
+        """Return whether another header or entry follows a record's end, after one of ``gaps``."""
         at = bisect_left(self._marks, end)
         return at < len(self._marks) and self._marks[at] - end in gaps
 
     def _fault(self, member: Member) -> str | None:
-        """Say why a record's bytes don't prove to be it, or None if they have the stated checksum.
-
-        That of no bytes is right everywhere, so that an empty record must end where another statement begins.
-        """
+        """Return the reason why bytes aren't those of a record, or None if they have its checksum."""
+        # The checksum of no bytes is right at any offset, so an empty record must end where another header
+        # begins. The same is asked of all records if the zip has no checksums at all.
         self._budget -= _TRIAL
         if member.method not in (STORED, DEFLATED):
             return f"zip compression method {member.method} is not supported"
@@ -484,7 +504,7 @@ def _claim(member: Member) -> _Claim:
 
 
 def _member(named: Member, claim: _Claim, header: int, payload: int) -> Member:
-    """Return a record with a name, what is stated of it, and where it would lie."""
+    """Return a record with a name and a claim at possible offsets."""
     method = STORED if claim.stored == claim.size and named.method not in (STORED, DEFLATED) else named.method
     return named._replace(
         method=method, crc32=claim.crc32, stored=claim.stored, size=claim.size, header=header, payload=payload
@@ -492,7 +512,7 @@ def _member(named: Member, claim: _Claim, header: int, payload: int) -> Member:
 
 
 def _wide_sizes(extra: bytes, stored: int, size: int) -> tuple[int, int]:
-    """Return the stored and the full size, if need be as the ZIP64 field has them."""
+    """Return the stored size and the size, from the ZIP64 field if one is saturated."""
     wide = next((data for kind, data in extra_fields(extra) or () if kind == ZIP64_EXTRA), b"")
     if SATURATED32 not in (stored, size) or len(wide) < 16:
         return stored, size

@@ -1,7 +1,7 @@
-"""Zips that are written: laid out as PyTorch does it, and as NumPy does.
+"""Writers of zips in the layouts of PyTorch and of NumPy.
 
-Records are stored as they are. The checksums of large ones are known only when all are copied, so a zip is
-written in two steps: ``finish`` ends it, and ``seal`` puts in the checksums that were not known until then.
+Records are stored uncompressed. The checksums of large ones are known only after all are copied, so a zip is
+written in two steps: ``finish`` writes the directory, and ``seal`` fills in the missing checksums.
 
 Source: PKWARE APPNOTE 6.3; PyTorch ``caffe2/serialize/inline_container.cc``, ``third_party/miniz/miniz.c``;
 CPython ``Lib/zipfile``, as NumPy ``numpy/lib/_npyio_impl.py`` uses it.
@@ -31,17 +31,17 @@ from ckpttool.core.tensor import Tensor
 from ckpttool.storage.sink import Sink, Written
 
 ALIGNMENT = 64
-"""What the offset of each record's content is a multiple of, in PyTorch's zips."""
+"""Alignment in bytes of each record's content in PyTorch's zips."""
 MAX_NAME = 0xFFFF
-"""The longest name of a record, in bytes of UTF-8."""
+"""Limit on a record's name in bytes of UTF-8."""
 
 _LOCATOR64 = struct.Struct("<4sIQI")
 _CHECKSUM = struct.Struct("<I")
 RECORD_BYTES = LOCAL.size + ENTRY.size + ALIGNMENT + 88
-"""The most bytes of a record of PyTorch's next to its content and twice its name: headers, the padding field,
-24 bytes of a descriptor, and twice up to 28 of ZIP64 with 4 of the padding field's own header."""
+"""Limit on the bytes of a record in PyTorch's zips without its content and its name, which is there twice:
+headers, the padding field with a header of 4, 24 bytes of a descriptor, and twice up to 28 of ZIP64."""
 END_BYTES = END64.size + _LOCATOR64.size + END.size
-"""The most bytes after a directory."""
+"""Limit on the bytes after a directory."""
 _CHECKSUM_IN_LOCAL, _CHECKSUM_IN_DESCRIPTOR, _CHECKSUM_IN_CENTRAL = 14, 4, 16
 
 _SATURATED16 = 0xFFFF
@@ -50,14 +50,19 @@ _DIRECTORY_MAGIC, _DESCRIPTOR_MAGIC = b"PK\x01\x02", b"PK\x07\x08"
 _END_MAGIC, _END64_MAGIC, _LOCATOR64_MAGIC = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 
 _SUMMED_AT_ONCE = 1 << 16
-"""Up to this many bytes ``Sink.put`` knows the checksum of a tensor at once; to ask for another one waits."""
+"""Size up to which ``Sink.put`` returns the checksum of a tensor at once; larger ones are copied later."""
 
 _Sum = int | Written
 Piece = bytes | memoryview
 
 
 class _WrittenRecord(NamedTuple):
-    """A record that was written: its offset counts from the start of the zip, its size in bytes."""
+    """A written record.
+
+    Attributes:
+        header: Offset of the local header from the start of the zip.
+        sum: CRC-32, or the copy in progress that will have it.
+    """
 
     name: bytes
     header: int
@@ -66,12 +71,12 @@ class _WrittenRecord(NamedTuple):
 
     @property
     def known_sum(self) -> int:
-        """Return the checksum, or 0 where it is put in later."""
+        """Return the checksum, or 0 if ``seal`` fills it in."""
         return self.sum if isinstance(self.sum, int) else 0
 
 
 class ZipWriter(ABC):
-    """A zip on its way into a file, from where that ends; several may follow each other in one file."""
+    """Writer of a zip that begins at the end of a sink; a file may have several zips."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink, self._base = sink, sink.offset
@@ -79,18 +84,19 @@ class ZipWriter(ABC):
         self._late_sums: list[tuple[int, _Sum]] = []
 
     def add(self, name: str, data: bytes) -> None:
-        """Append a record of bytes."""
+        """Append a record with these bytes."""
         self.stream(name, len(data), isal_zlib.crc32(data), lambda write: write(data))
 
     def stream(
         self, name: str, size: int, crc: int, fill: Callable[[Callable[[Piece], None]], object]
     ) -> None:
-        """Append a record that is written piece by piece.
+        """Append a record that is written in pieces.
 
         Args:
-            size: How many bytes there will be.
-            crc: Their checksum.
-            fill: Writes them by calling what it is given.
+            name: Name of the record.
+            size: Number of bytes.
+            crc: CRC-32 of all bytes.
+            fill: Called with a function that writes a piece.
         """
         raw, header = name.encode(), self._offset
         self._sink.write(self._local(raw, header, size))
@@ -101,7 +107,7 @@ class ZipWriter(ABC):
         self._end_record(_WrittenRecord(raw, header, size, crc))
 
     def put(self, name: str, tensor: Tensor, head: bytes = b"") -> None:
-        """Append a record that holds the elements of a tensor, behind ``head``."""
+        """Append a record with ``head`` and the elements of a tensor."""
         raw, header, size = name.encode(), self._offset, len(head) + tensor.nbytes
         self._sink.write(self._local(raw, header, size))
         self._sink.write(head)
@@ -110,13 +116,13 @@ class ZipWriter(ABC):
         self._end_record(_WrittenRecord(raw, header, size, known))
 
     def assemble(self, name: str, size: int, write: Callable[[Sink], Written]) -> None:
-        """Append a record of bytes that ``write`` appends to the sink; what it returns has their sum."""
+        """Append a record whose ``size`` bytes ``write`` appends to the sink; its result has their CRC-32."""
         raw, header = name.encode(), self._offset
         self._sink.write(self._local(raw, header, size))
         self._end_record(_WrittenRecord(raw, header, size, write(self._sink)))
 
     def finish(self) -> None:
-        """Write the directory; nothing can be added any more."""
+        """Write the directory and the end of the zip."""
         start = self._offset
         for record in self._records:
             if isinstance(record.sum, Written):
@@ -126,7 +132,7 @@ class ZipWriter(ABC):
         self._records.clear()
 
     def seal(self) -> None:
-        """Put in the checksums that were not known before; it waits until all tensors are copied."""
+        """Wait until all tensors are copied, and fill in the missing checksums."""
         for offset, found in self._late_sums:
             number = found if isinstance(found, int) else found.checksum
             self._sink.patch(self._base + offset, _CHECKSUM.pack(number))
@@ -134,7 +140,7 @@ class ZipWriter(ABC):
 
     @property
     def is_sealed(self) -> bool:
-        """Return whether all checksums are in it."""
+        """Return whether no checksum is missing."""
         return not self._late_sums
 
     @property
@@ -143,26 +149,32 @@ class ZipWriter(ABC):
 
     @abstractmethod
     def _local(self, name: bytes, header: int, size: int) -> bytes:
-        """Return what is before the content of a record."""
+        """Return the local header of a record."""
 
     @abstractmethod
     def _end_record(self, record: _WrittenRecord) -> None:
-        """Write what is after the content of a record, and remember it."""
+        """Write the bytes after the content of a record, if any, and add it to the directory."""
 
     @abstractmethod
     def _entry(self, record: _WrittenRecord) -> bytes:
-        """Return what the directory says of a record."""
+        """Return the directory's entry of a record."""
 
     @abstractmethod
     def _end_of_zip(self, count: int, start: int, nbytes: int) -> bytes:
-        """Return what is after a directory of so many records."""
+        """Return the end of a zip with a directory of ``count`` entries."""
 
 
 class TorchZip(ZipWriter):
-    """A zip that PyTorch could have written: it computes where tensors lie from sizes and names alone.
+    """A zip in PyTorch's layout, byte for byte."""
 
-    Contents are aligned by a padding field, sizes and checksums stand after them.
-    """
+    # ``torch.load`` with ``calculate_storage_offsets`` doesn't look for records: it computes the offset of
+    # each from the sizes and names before it, and reads wrong values from a zip with any other layout. So:
+    #
+    # - Local headers have no checksum and no sizes; a data descriptor has them, except for empty records.
+    # - Sizes and offsets from 4 GiB on are in a ZIP64 field; then the descriptor has sizes of 8 bytes.
+    # - A padding field (kind "FB", content "ZZZ…") makes each content begin at a multiple of 64 bytes from
+    #   the start of the zip; it is there even if nothing has to be padded.
+    # - The ZIP64 end record and its locator are always there.
 
     def _local(self, name: bytes, header: int, size: int) -> bytes:
         wide = struct.pack("<2Q", size, 0) if size >= SATURATED32 else b""
@@ -191,10 +203,10 @@ class TorchZip(ZipWriter):
 
 
 class NumpyZip(ZipWriter):
-    """A zip as ``numpy.savez`` writes it: nothing is aligned, and checksums stand before contents."""
+    """A zip as ``numpy.savez`` writes it: unaligned, with checksums in local headers, and ZIP64 fields."""
 
     _VERSION: ClassVar[int] = 45
-    _DATE: ClassVar[int] = 33  # the first of January 1980, which is as far back as a zip can tell
+    _DATE: ClassVar[int] = 33  # 1 January 1980, the earliest date of a zip
     _ATTRIBUTES: ClassVar[int] = 0o600 << 16
     _LIMIT: ClassVar[int] = 1 << 31
 
@@ -233,7 +245,7 @@ def _field(kind: int, content: bytes) -> bytes:
 def _directory_entry(
     record: _WrittenRecord, versions: tuple[int, int], flags: int, date: int, attributes: int, limit: int
 ) -> bytes:
-    """Return an entry of the directory; sizes and offsets from ``limit`` on are in a ZIP64 field."""
+    """Return an entry of the directory, with sizes and offsets from ``limit`` on in a ZIP64 field."""
     size, header, wide = record.size, record.header, b""
     if size >= limit:
         wide, size = struct.pack("<2Q", size, size), SATURATED32
@@ -247,7 +259,7 @@ def _directory_entry(
 def _end_records(
     count: int, start: int, nbytes: int, versions: tuple[int, int], limit: int, *, always_wide: bool
 ) -> bytes:
-    """Return the end of a zip whose directory begins at ``start``, with ZIP64 records where it needs them."""
+    """Return the end records of a zip with a directory of ``nbytes`` at ``start``; ZIP64 ones if needed."""
     wide = b""
     if always_wide or count >= _SATURATED16 or max(start, nbytes) >= limit:
         wide = END64.pack(_END64_MAGIC, END64.size - 12, *versions, 0, 0, count, count, nbytes, start)

@@ -259,6 +259,10 @@ class Row(NamedTuple):
         return True
 
 
+# A line of the file is ``result module name name …: parameter parameter …``. A parameter is kinds, groups of
+# kinds or conditions, separated by ``|``; a ``?`` after it marks an optional argument, a ``*`` any number.
+
+
 def _row(result: str, words: Sequence[str]) -> Row:
     parameters = tuple(_parameter(word.rstrip("?*")) for word in words)
     least = sum(word[-1] not in "?*" for word in words)
@@ -387,7 +391,7 @@ def _is_paid(storage: object, shape: Any) -> bool:
 
 
 def _judge_misfit(call: Call, function: Global, rows: Sequence[Row]) -> Trust:
-    """Judge a call that no row allows: dangerous if no honest pickle has it, else unknown."""
+    """Judge a call that no row allows: dangerous if no pickler would write it, else mostly unknown."""
     # Python's pickler passes neither objects nor numbers to built-in containers (``bytearray(10**10)`` takes
     # ten gigabytes), and functions that can run anything to no function at all.
     is_odd = rows and (call.kwargs or function in EXACT_ONLY)

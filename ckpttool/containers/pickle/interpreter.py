@@ -98,6 +98,8 @@ class Interpreter(PickleMachine):
             self.note_misuse("an array of joblib lies in a frame")
         self.leave_frame()
         self.pickle.arrays += 1
+        # An array of objects is another pickle, which shares the budget; its names and calls are added to
+        # this pickle even if it breaks off. Other arrays are bytes, after padding since joblib 1.2.
         if dtype.kind == "object-dtype":
             inner = Interpreter(self.source, self.position, self.end, self.where, self.budget)
             try:
@@ -106,7 +108,7 @@ class Interpreter(PickleMachine):
                 self.pickle.add(inner.pickle)
             self.skip(inner.pickle.end - self.position)
             return root
-        if padding is not None:  # since joblib 1.2
+        if padding is not None:
             count = self.take(1)[0]
             if padding != _ALIGNMENT or not 1 <= count <= _ALIGNMENT:
                 raise self.damage(

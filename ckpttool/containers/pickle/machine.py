@@ -89,7 +89,7 @@ _PLAIN_KINDS = _COLLECTIONS.keys() | {
 """Kinds of calls that the machine replaces by their result: data, or a name for ``getattr``."""
 _OBJECT = Global("builtins", "object")
 _BASES = {"AttributeDict": Global("builtins", "dict"), "TorchVersion": Global("builtins", "str")}
-"""Base class in ``copyreg._reconstructor(class, base, state)`` of constructors with one beside ``object``."""
+"""Base class in ``copyreg._reconstructor(class, base, state)`` of constructors that have another one."""
 
 
 class PickleStream:
@@ -282,7 +282,7 @@ class PickleMachine(PickleStream, ABC):
         self.functions: set[int] = set()
         """Addresses of names that aren't data if they are stored: functions and unknown classes."""
         self.pushed_functions = 0
-        """Pushes of such names minus their calls; if it is 0, the object isn't searched for stored ones."""
+        """Pushes of such names minus their calls; the object is searched for stored ones unless it is 0."""
         self._objects: list[object] = []
         """Calls that run unknown code, which could store functions among their arguments."""
         self._dtype_fields: dict[int, object] = {}
@@ -355,6 +355,7 @@ class PickleMachine(PickleStream, ABC):
         self._check_key_parts(key)
         if key is None or isinstance(key, Call | Global | Persistent | Payload):
             return key  # the node is hashed by its address, or by a module and a name
+        # Only the number of different keys by hash is kept, with the first: equal keys are no collision.
         digest = hash(key)
         first, others = self._hashes.get(digest, (key, 0))
         if key != first:
@@ -451,7 +452,7 @@ class PickleMachine(PickleStream, ABC):
 
     def call(self, function: object, args: object, kwargs: object = None, *, is_new: bool = False) -> None:
         """Judge a call, and push its result."""
-        # It is judged here and not in the finished object: a pickle can call something and pop the result.
+        # The call is judged here and not in the finished object: a pickle can pop the result from the stack.
         if not isinstance(args, tuple):
             self.note_computed(args, "arguments")
             raise self.damage(f"a call with {_kind(args)} in place of arguments")
@@ -459,7 +460,8 @@ class PickleMachine(PickleStream, ABC):
         if not isinstance(function, Global):
             self.note_misuse(f"{_kind(function)} is called")
         elif function.name == "_reconstructor" and len(args) == 3 and isinstance(args[0], Global):
-            # Protocols below 2: `object.__new__(class)`, or `base.__new__(class, state)`.
+            # Protocols below 2: `object.__new__(class)`, or `base.__new__(class, state)` for a class with
+            # another base. Both are made into the call of the class that later protocols have.
             is_empty = args[1] == _OBJECT and args[2] is None
             base = _BASES.get(args[0].name, _OBJECT) if is_constructor(args[0]) else args[1]
             if is_empty or (args[1] == base != _OBJECT):
@@ -505,6 +507,7 @@ class PickleMachine(PickleStream, ABC):
         if target.state is not None:
             self.note_misuse("a state is set twice on one object")
             return
+        # A second state could undo what the first was judged by, so that one is enough to be misuse.
         self.charge(_COST_OF_STATE + sum(map(size_of, state if isinstance(state, tuple) else (state,))))
         target.state = state
         if isinstance(target, Call) and target.kind in KINDS:

@@ -76,10 +76,10 @@ def _type_of(dtype: Call) -> tuple[str, int] | None:
 
 def kind_with_state(dtype: Call, state: object) -> str | None:
     """Return the kind of a type with its state; None if the state contradicts the type's name."""
-    # The dangerous lies: a size that makes elements reach beyond the array, fields outside the element or
-    # over each other, and flags that make NumPy follow numbers as pointers, or not count references to
-    # objects. ``dtype(spec, False, True)`` makes a copy; without it, the state would be set on NumPy's own
-    # type, for the whole process.
+    # Dangerous states have a size that makes elements reach beyond the array, fields outside the element or
+    # over each other, or flags that make NumPy follow numbers as pointers or not count references to objects.
+    # ``dtype(spec, False, True)`` makes a copy; without it, the state would be set on NumPy's own type, for
+    # the whole process.
     known, numbers = _type_of(dtype), _size_alignment_flags(state)
     is_copy = [bool(argument) for argument in dtype.args[1:]] == [False, True]
     if known is None or numbers is None or not is_copy:
@@ -112,6 +112,8 @@ def itemsize(dtype: Call) -> int | None:
 
 def number_of_parts(state: object) -> int:
     """Return the number of parts of a type at any depth; shared ones count as often as NumPy visits them."""
+    # A type may be the type of several fields of another, which may be shared in turn: 40 levels of two
+    # fields have 2^40 parts. The machine charges the count to the budget of the pickle.
     pending, count = [state], 0
     while pending and count < _MOST_PARTS:
         described = pending.pop()

@@ -327,6 +327,9 @@ def stranger(module: str, name: str) -> Trust:
     """Return the trust in a global that is neither a value nor a constructor."""
     if is_object(module, name):
         return Trust.KNOWN
+    # A dotted name reaches into what its module has imported: ``__main__`` may have imported anything, and
+    # another module one of the standard library, such as ``os.system`` in ``torch.serialization``. The same
+    # holds for a name in a known package that is itself a module of the standard library.
     standard_library = words_in("stdlib.txt")
     package, *below = f"{module}.{name}".split(".")
     reaches = "." in name and (module in _SCRIPTS or not standard_library.isdisjoint(name.split(".")))

@@ -185,6 +185,8 @@ def imported_by(tree: object) -> set[Global]:
 
 def _shared_nodes(tree: object) -> set[int]:
     """Return the addresses of nodes that occur more than once; raise ValueError for one inside itself."""
+    # Only these nodes are put into the memo; for others that would cost an opcode for nothing. Each node is
+    # on the stack twice, the second time to leave it: a node that is met before it is left is inside itself.
     shared: set[int] = set()
     entered: set[int] = set()
     seen: set[int] = set()
@@ -320,6 +322,8 @@ class _Pickler:
         if items.kind not in MAPPINGS:
             raise ValueError(f"{items.kind} is no dictionary that can be written into a pickle")
         pairs = _set_all(items.items())
+        # A Counter is made from its pairs, and put into the memo afterwards; the others are made empty, put
+        # into the memo, and filled.
         if name == "Counter":
             made = [EMPTY_DICT, *pairs, TUPLES[1], REDUCE, *self._put(items)]
         else:
@@ -397,6 +401,8 @@ def tensor_opcodes(tensor: Tensor, key: str, requires_grad: bool = False) -> lis
     """Return the call that rebuilds a tensor as a contiguous view of its whole storage."""
     if tensor.dtype.kind in ("quantized", "string"):
         raise Unsupported(tensor.name, f"a tensor of {tensor.dtype} needs more than its elements")
+    # A tensor of a typed storage has the storage's type. Newer element types have no storage class:
+    # ``_rebuild_tensor_v3`` takes the type as a further argument.
     if tensor.dtype.storage in _STORAGES:
         function, dtype = "_rebuild_tensor_v2", []
     else:
