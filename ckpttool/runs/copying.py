@@ -463,7 +463,8 @@ def keep_policy(
     if request.policy is None or copied.dry_run or not has_all:
         return copied
     destination = bare(request.destination)
-    # A checkpoint that pins or pointers keep in the source is kept here, too, or it would be copied again.
+    # A policy may remove at the destination what it keeps in the source, where pins and pointers protect
+    # more. The next copy would send it again, and so on; so checkpoints that were just copied are kept.
     preview = prune(_prune_request(destination, request, "quick"), dry_run=True)
     targets = {fs.normpath(one.target) for one in copied.checkpoints}
     going = [entry.unit.path for entry in preview.plan.removals if fs.normpath(entry.unit.path) in targets]
@@ -591,6 +592,9 @@ class _Copying:
 
     def _send(self, files: Sequence[_File], replaces: bool, advance: Advance) -> None:
         """Send files in their order; if one changed meanwhile, the commit markers aren't sent."""
+        # 1. A note marks the copy as incomplete. 2. If a different checkpoint is replaced, its markers are
+        # removed, so that no mixture of both looks complete. 3. Data are sent, in any order. 4. All sources
+        # must still be the files that were verified. 5. Markers and indexes are sent. 6. The note is removed.
         note = self._planned.note
         if note is not None:
             change_note(note, lambda noted: noted.update({self._name: self._planned.noted}))

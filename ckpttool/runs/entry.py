@@ -174,7 +174,7 @@ class Entry:
 
     @property
     def is_step_directory(self) -> bool:
-        """Return whether it is a directory for one save, so that a path of any file in it means all of it."""
+        """Return whether it is a directory of one save, so that any file in it means the whole."""
         return isinstance(self.unit.format, StepDirectory)
 
     @property

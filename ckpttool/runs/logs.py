@@ -165,6 +165,8 @@ def read_csv(file: BinaryIO, log: Log) -> None:
 
     Source: Lightning ``CSVLogger``, Keras ``CSVLogger``.
     """
+    # The delimiter is guessed from the header. A restarted run may write its header again, with other
+    # columns.
     lines = _text_lines(file, log)
     first = next((line for line in lines if line.strip()), None)
     if first is None:

@@ -77,6 +77,9 @@ def look_at_all(
             if a worker doesn't see them, or is lost, the result is an error.
         advance: Called with the number of results, from any thread.
     """
+    # Batches are put into a pool while the search goes on, and children start as soon as there are enough of
+    # them to be worth it. After the search, this process takes batches, too. A batch of a killed child is
+    # returned to the pool.
     if executor is not None:
         return [*_look_elsewhere(found, executor, advance)]
     done: dict[int, list[LookResult | None]] = {}

@@ -295,6 +295,7 @@ class LatestSearch:
 
     def _choice(self, surveyed: Survey, *, reads: bool) -> tuple[Entry | None, list[tuple[Entry, str]]]:
         """Return the first candidate without a fault, and the candidates before it, each with its fault."""
+        # Candidates are read in the order of preference, so that only one is read in full if it is intact.
         passed = [(entry, NO_STEP) for entry in reversed(surveyed.entries) if self._lacks_step(entry)]
         for entry in self._candidates(surveyed):
             fault = self._fault(entry)
@@ -363,6 +364,8 @@ class LatestSearch:
         unsound: Sequence[tuple[Entry, str]],
     ) -> Iterator[UnfinishedSave]:
         """Yield unfinished saves that would be preferred to the choice."""
+        # Three kinds: faulty candidates before the choice; the choice itself, if it was changed a moment ago;
+        # and saves under temporary names, which aren't candidates yet.
         paths = set()
         no_value = [(entry, entry.fault) for entry in surveyed.entries if self.query.best and entry.fault]
         for entry, why in (*passed, *unsound, *no_value):
@@ -439,6 +442,8 @@ def _newest_of(
 
 def _require_newer(surveyed: Survey, chosen: Entry) -> None:
     """Raise UsageError if nothing shows whether the choice or another run's checkpoint is newer."""
+    # Between runs, times decide (``newest_first``). After a copy without times, all files have the time of
+    # the copy: if no checkpoint records its own time, the choice would be arbitrary, and is refused.
     tier = next(tier for tier in tiers(surveyed.groups) if any(one.key == chosen.group for one in tier))
     own = next(group.entries for group in tier if group.key == chosen.group)
     for group in tier:

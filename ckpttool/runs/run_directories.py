@@ -46,6 +46,8 @@ def run_directory(directory: str, root: str) -> str:
         directory: Directory of checkpoints, in ``root`` or below.
         root: The directory that was searched: no run is looked for above it.
     """
+    # ``runs/exp1/checkpoints/step_100`` belongs to ``runs/exp1``: directories of frameworks and of single
+    # saves are skipped upwards.
     top = fs.normpath(root)
     while fs.normpath(directory) != top:
         name = os.path.basename(directory)

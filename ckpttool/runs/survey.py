@@ -254,7 +254,8 @@ class _Nested(NamedTuple):
 
 
 def _flatten(found: Iterator[Discovered | _Nested], walk: Walk) -> Iterator[Discovered]:
-    """Yield findings, with those inside a directory in its place; without recursion."""
+    """Yield findings depth first: those inside a directory follow it."""
+    # A stack of iterators instead of recursion: a tree may be deeper than Python's stack.
     opened = [found]
     while opened:
         candidate = next(opened[-1], None)

@@ -242,6 +242,9 @@ def owner_of(runs: Sequence[TrackedRun], directory: str, run: str) -> TrackedRun
         directory: Directory of checkpoints.
         run: Directory of their run, as ``run_directory`` finds it.
     """
+    # The evidence, the strongest first: the tracker's directory or identifier is in the path; a parameter of
+    # the run, such as ``output_dir``, is the directory; the names are equal. Weaker evidence isn't asked if a
+    # stronger one exists, and evidence for two runs proves nothing.
     real, own = fs.realpath(directory), fs.realpath(run)
     name = os.path.basename(own)
     inside = [one for one in runs if one.id in real.split(os.sep) or _is_below(real, one.directory)]

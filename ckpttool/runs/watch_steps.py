@@ -46,7 +46,7 @@ def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
         culprit = dict(islice(renamed.failed.items(), 1))
         problems = replace(renamed, failed=culprit).problems
         is_owed = bool(refused or renamed.failed or renamed.stale)
-        is_done = not renamed.stale  # else a pointer may protect nothing
+        is_done = not renamed.stale  # a half-renamed directory may have dangling pointers: no pruning
         return StepResult(is_done, problems, renamed.planned.warnings, dict(renamed.renames), is_owed=is_owed)
 
     return step

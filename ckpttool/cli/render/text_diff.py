@@ -134,7 +134,7 @@ def _lacking_words(difference: Difference) -> Iterator[str]:
 
 
 def _part_of_tensor(facts: Facts) -> str | None:
-    """Return the part of a training's state that a tensor is of, None where it may be learned by a module."""
+    """Return the part of a training's state that a tensor belongs to; None if it may be a module's."""
     part = part_of(facts.name, facts.role)
     is_state = part == "optimizer" or facts.dtype.kind == "integer" or math.prod(facts.shape) == 1
     return part if facts.role in (Role.OPTIMIZER, Role.TRAINING) and is_state else None
@@ -209,7 +209,7 @@ def _change_words(difference: Difference) -> Iterator[str]:
 
 
 def _largest_change(changed: Iterable[Change]) -> Change | None:
-    """Return the change of the largest finite |Δ|, of a weight where one changed, or None."""
+    """Return the change with the largest finite |Δ|, of a weight if one changed; or None."""
     finite = [(one, measured.max_abs) for one in changed if (measured := one.distance) is not None]
     moved = [(one, most) for one, most in finite if most > 0]
     weights = [(one, most) for one, most in moved if one.a.role is Role.WEIGHTS]
@@ -241,7 +241,7 @@ def _value_words(changes: Sequence[ValueChange]) -> str:
 
 
 def _moved_line(difference: Difference) -> str | None:
-    """Return which modules changed, if others did not; None if a glance at the rest says as much."""
+    """Return the changed modules, if others are unchanged; None if the other lines show that."""
     if not difference.unchanged or len(difference.changed) < 2:
         return None
     weights = [one.name for one in difference.changed if one.a.role is Role.WEIGHTS]
@@ -631,7 +631,7 @@ def drift_cells(drift: Drift) -> list[tuple[str, ...]]:
 
 
 def short_names(drift: Drift) -> list[str]:
-    """Return the paths; without their directory where that is the same for all."""
+    """Return the paths, without their directory if that is the same for all."""
     paths = [point.path for point in drift.points]
     if len({os.path.dirname(path) for path in paths}) > 1:
         return paths

@@ -164,7 +164,7 @@ def _origin(state: TrainingState, name: str) -> str:
 
 
 def fluid_lines(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield how far each trainer of a Paddle Fluid checkpoint came, and how much of each table is there."""
+    """Yield the state of each trainer of a Paddle Fluid checkpoint, and the size of each lookup table."""
     trainers = metadata.get("trainers", {})
     for trainer in sorted(trainers, key=int)[:MAX_TRAINERS]:
         state = (f"{_TRAINER_WORDS.get(name, name)} {value}" for name, value in trainers[trainer].items())

@@ -114,7 +114,7 @@ def list_text(listing: Listing, style: ListStyle) -> str:
 
 
 def flat_text(listing: Listing, style: ListStyle) -> str:
-    """Return one line a checkpoint, below a heading, with its whole path."""
+    """Return one line per checkpoint, below a heading, with its whole path."""
     rows = listing.checkpoints
     names = [printable(row.entry.path) for row in rows]
     columns = _columns(rows, listing, style, is_summed_up=style.is_cut)
@@ -349,7 +349,7 @@ def _colour_row(line: str, row: ListedCheckpoint, style: ListStyle) -> str:
 
 
 def age_of(listed: ListedCheckpoint, style: ListStyle) -> str:
-    """Return how long ago a checkpoint was changed."""
+    """Return the age of a checkpoint's newest file."""
     return age_words(style.now - listed.entry.modified_ns / 10**9)
 
 
@@ -366,7 +366,7 @@ def age_words(seconds: float) -> str:
 def local_time(listed: ListedCheckpoint) -> str:
     """Return when a checkpoint was changed: local time, and how far that is from UTC.
 
-    Nothing for a time that no calendar holds.
+    Empty for a time outside of the calendar.
     """
     from datetime import datetime
 
@@ -386,15 +386,15 @@ def count_cell(value: float | None) -> str:
 
 
 def metric_of(listed: ListedCheckpoint, name: str) -> float | None:
-    """Return a metric as it is, NaN and infinities too."""
+    """Return a recorded metric, which may be NaN or infinite."""
     entry = listed.entry
     return entry.metrics.get(name, entry.loss if name == "loss" else None)
 
 
 def shown_metrics(rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[str]:
-    """Return the metrics that say something, those that were asked for first.
+    """Return the metrics for columns, the requested ones first.
 
-    A loss that is another metric of each checkpoint, under its general name, says nothing new.
+    ``loss`` is omitted if it equals another metric of each checkpoint.
     """
     known = known_metrics(row.entry for row in rows)
     losses = [(row, loss) for row in rows if (loss := metric_of(row, "loss")) is not None]
@@ -457,7 +457,7 @@ def policy_cell(listed: ListedCheckpoint, style: ListStyle) -> str:
 
 _WIDEST_VALUE = 24
 _MOST_COMMON = 12
-"""How many of the hyper-parameters are shown that all runs share."""
+"""Limit on shown hyper-parameters that all runs share."""
 
 
 def runs_text(listing: Listing, style: ListStyle) -> str:
@@ -591,7 +591,7 @@ def _with_counts(seconds: float, steps: float | None, epochs: float | None) -> s
 
 
 def span(seconds: float) -> str:
-    """Return how long something takes, in two or three digits and its usual unit."""
+    """Return a duration in two or three digits and its usual unit."""
     for least, unit, word in _UNITS:
         if seconds >= least:
             value = seconds / unit

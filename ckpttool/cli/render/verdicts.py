@@ -39,7 +39,7 @@ _MOST_ALIKE = 4
 
 
 class Mark(NamedTuple):
-    """How the line of a verdict begins."""
+    """Mark and word at the beginning of a verdict's line."""
 
     symbol: str
     word: str
@@ -70,9 +70,9 @@ class VerifyStyle:
         verbose: Whether every check of every checkpoint is shown.
         problems_only: Whether passed checkpoints are hidden.
         strict: Whether warnings and unread models fail.
-        part: Which part of all checkpoints they are: ``1 of 8``.
-        read_in_full: How many were read in full, if the others were left out of a sample.
-        unread: How many files and directories look like models and are not read.
+        part: Part of all checkpoints: ``1 of 8``.
+        read_in_full: Number of checkpoints read in full, with a sample.
+        unread: Number of files and directories that look like models and aren't read.
     """
 
     width: int | None = None
@@ -302,7 +302,7 @@ def _place_words(finding: Finding) -> str:
 
 
 def verdict_word(verification: Verification) -> str:
-    """Return the word for a checkpoint; one not run as asked, or not read, is not called valid."""
+    """Return the word for a checkpoint: ``valid``, ``unsafe``, ``not run``, ``sampled out`` and others."""
     if not verification.is_valid:
         failed = {check.name for check in verification.checks if check.status is Status.FAILED}
         if failed and failed <= {*PREDICTION}:

@@ -200,6 +200,8 @@ def _protect_being_written(
     found: PointerProtections, names: Names, index: CheckpointIndex, directory: str
 ) -> None:
     """Protect checkpoints with a writer's temporary file next to them, or under such a name."""
+    # ``last.ckpt.tmp`` may be a new file that replaces ``last.ckpt``, or, for a checkpoint of several files,
+    # a part of the checkpoint with that stem.
     written = {name: final for name in names if (final := temporary_for(name)) is not None}
     if not written:
         return
@@ -217,7 +219,7 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
     """Return the reason, with the file's age if its writer was probably killed."""
     try:
         seconds = time.time() - temporary.stat(follow_symlinks=False).st_mtime
-    except OSError:  # it has just gone
+    except OSError:  # removed since it was listed
         seconds = 0
     if seconds < STALE_SECONDS:
         return BEING_WRITTEN

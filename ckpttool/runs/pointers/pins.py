@@ -153,6 +153,8 @@ def _write_lists(
 
     ``change`` returns the text of a list, and the paths of changed checkpoints.
     """
+    # All paths are resolved before the first list is written, so that a wrong path changes nothing. Each list
+    # is read again under its lock.
     given = [os.fspath(path) for path in paths]
     recovered = tuple(_recover(given))
     places = [resolve_checkpoint(path) for path in given]
@@ -193,7 +195,7 @@ def remarks_beside(directory: str) -> Mapping[str, Remark]:
         return {}
     try:
         known = remarks_in(read_list(file))
-    except (CheckpointError, ValueError):  # reported where pins are followed
+    except (CheckpointError, ValueError):  # reported by the search of pointers
         return {}
     above = os.path.relpath(fs.realpath(directory), fs.realpath(os.path.dirname(file) or os.curdir))
     start = "" if above == os.curdir else f"{above}/".replace(os.sep, "/")

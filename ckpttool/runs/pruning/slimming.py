@@ -129,6 +129,9 @@ class Slimming:
             contents: The files.
             successors: New files that replace them, or get new names; the last one is the index, if any.
         """
+        # New files come first and old ones leave last, so that the checkpoint is complete at each moment.
+        # Files under new names come before those that replace others: an index among these then lists files
+        # that exist.
         place: Root = "stage" if self._identity is None else "trash"
         old = {
             file.path: StoredFile(

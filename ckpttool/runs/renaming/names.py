@@ -259,6 +259,8 @@ def _name_fault(old: str, new: str) -> str | None:
 
 def _collisions(renamings: Sequence[Renaming], standing: Mapping[str, Collection[str]]) -> Iterator[Problem]:
     """Yield checkpoints whose new name exists, or is given twice."""
+    # Names of checkpoints that are renamed, too, become free (swaps are possible); all others stay. Names are
+    # compared folded, as a file system that ignores case would overwrite ``Model.pt`` with ``model.pt``.
     by_directory: dict[str, list[Renaming]] = defaultdict(list)
     for renaming in renamings:
         by_directory[renaming.entry.directory].append(renaming)
@@ -293,6 +295,7 @@ def _name_conflict(
         if there is not None:
             case = "" if there == name else f", as {there}, which differs in case alone"
             return f"its name would be {name}, which already exists{case}"
+    # Existing files must not become parts of the renamed checkpoint by their names: a manifest, a shard.
     sidecars = (fold_name(name + ending) for name in new_names for ending in SIDECARS)
     parts = [stay[name] for name in sidecars if name in stay]
     if len(new_names) > 1:

@@ -221,6 +221,8 @@ class NoteRewriter:
         def new(word: str) -> str | None:
             if "://" in word:  # an object in a store keeps its name
                 return None
+            # Only the name in the word is replaced, and only if all checkpoints that it may mean get the same
+            # new name: a wrong guess would change a user's text.
             known, meant = self._scene.mentions.look_up(word, directory, note)
             new_names = {self._new_name(known, entry) for entry in meant}
             if len(new_names) != 1 or (name := new_names.pop()) == known:

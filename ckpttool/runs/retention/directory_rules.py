@@ -195,15 +195,16 @@ def reasons_from_outside(
     reasons: Mapping[str, Sequence[str]],
     holders: Mapping[tuple[str, str], str],
 ) -> dict[str, list[str]]:
-    """Return reasons to keep checkpoints of removed runs, by path.
-
-    A best checkpoint that only checkpoints of such runs name is removed with them, unless one is kept.
+    """Return reasons to keep checkpoints of removed runs, by path: those that come from outside of the runs.
 
     Args:
         entries: The checkpoints of these runs.
         reasons: Their protections, by path.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
     """
+    # A reason's holder is the file that it comes from. If that is (in) a checkpoint of a removed run, such as
+    # the newest one that names the best, it counts only if this checkpoint is kept for another reason; so the
+    # kept ones are extended until no more follow. Reasons without a holder, or with one elsewhere, count.
     paths = {entry.path for entry in entries}
     speakers: dict[tuple[str, str], str | None] = {}
     for entry in entries:
@@ -224,13 +225,13 @@ def reasons_from_outside(
 
 @dataclass(frozen=True, slots=True)
 class LimitedSeries:
-    """A series as limits see it.
+    """Series from which limits of size remove checkpoints.
 
     Attributes:
-        policy: Which limits it has; None where it has none.
+        policy: Policy with the limits; None without one.
         staying: Checkpoints that are kept if no limit removes them, the oldest first.
         held: Paths of checkpoints that no limit removes.
-        undated: Why some have no credible date, by path: they may be the newest.
+        undated: Why checkpoints have no credible date, by path: they may be the newest.
     """
 
     policy: Policy | None
@@ -240,14 +241,14 @@ class LimitedSeries:
 
 
 class Excess(NamedTuple):
-    """More than a limit allows.
+    """Excess of kept checkpoints over a limit of size.
 
     Attributes:
-        rule: The limit, as a policy's attribute.
-        limit: In bytes.
+        rule: The limit's attribute in ``Policy``.
+        limit: The limit, in bytes.
         taken: Bytes of all kept checkpoints.
-        required: By what is protected, or kept by other rules: where this alone is too much, nothing that
-            the limit could take away would make the rest fit.
+        required: Bytes of those that are protected, or kept by other rules; if these alone exceed the limit,
+            it can't be met.
     """
 
     rule: str
@@ -257,7 +258,7 @@ class Excess(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Return how much it is over."""
+        """Return the excess in bytes."""
         return self.taken - self.limit
 
     @property
@@ -279,6 +280,9 @@ def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterab
 
 def removals_for_limits(series: Sequence[LimitedSeries]) -> dict[str, str]:
     """Return why checkpoints exceed a limit, by path: first that of their series, then the total one."""
+    # Limits drop the oldest checkpoints until the rest fits, but none that is protected or newest (``held``).
+    # The total limit drops from all series by time, whatever their sizes; undated checkpoints may be new, so
+    # it keeps them.
     reasons: dict[str, str] = {}
     for one in series:
         if one.policy is not None and (limit := one.policy.max_size) is not None:
@@ -300,7 +304,7 @@ def removals_for_limits(series: Sequence[LimitedSeries]) -> dict[str, str]:
 
 
 def total_limit(policies: Iterable[Policy | None]) -> int | None:
-    """Return the limit of all series together, where there is one."""
+    """Return the limit of all series together, None without one."""
     return next((one.max_total_size for one in policies if one is not None and one.max_total_size), None)
 
 
@@ -328,7 +332,7 @@ def taken_bytes(entries: Iterable[Entry]) -> int:
 
 
 def _files(entries: Iterable[Entry]) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
-    """Return how many names files have among those of some checkpoints, and their sizes."""
+    """Return the number of names that files have in the checkpoints, and their sizes, by device and inode."""
     names: dict[tuple[int, int], int] = defaultdict(int)
     sizes: dict[tuple[int, int], int] = {}
     for file in (file for entry in entries for file in entry.contents.files):
