@@ -376,7 +376,6 @@ class _BlockBuilder:
         return len(self._entries)
 
     def add(self, key: bytes, value: bytes) -> None:
-        """Append an entry."""
         shared = 0
         if self._count % self._interval:
             pairs = zip(self.last, key, strict=False)

@@ -88,7 +88,8 @@ def rescue_records(source: Source) -> Rescue:
         archive = Archive(source)
         members = archive.members
     except (DamagedCheckpoint, Unsupported) as failure:
-        is_cut = archive is None and isinstance(failure, Truncated)  # reported by ``Rescue.is_cut``
+        # A truncated zip has no directory. The lost records and ``Rescue.is_cut`` report that already.
+        is_cut = archive is None and isinstance(failure, Truncated)
         findings = [] if is_cut else [error_of(failure)]
     else:
         if not archive.findings:
@@ -109,6 +110,7 @@ class _Search:
         self._budget = self._free_bytes = 0
         self._inflation = Inflation(source)
         self._is_summed = True
+        # Descriptions, in the order of the file; entries and local headers have the same form.
         self._locals: list[Member] = []
         self._entries: list[tuple[int, Member]] = []
         self._ends: list[tuple[int, int]] = []  # offsets of end records, with their number of entries
@@ -504,7 +506,7 @@ def _claim(member: Member) -> _Claim:
 
 
 def _member(named: Member, claim: _Claim, header: int, payload: int) -> Member:
-    """Return a record with a name and a claim at possible offsets."""
+    """Return a record with the name of ``named``, and a claim's checksum and sizes, at these offsets."""
     method = STORED if claim.stored == claim.size and named.method not in (STORED, DEFLATED) else named.method
     return named._replace(
         method=method, crc32=claim.crc32, stored=claim.stored, size=claim.size, header=header, payload=payload

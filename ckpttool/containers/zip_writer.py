@@ -165,7 +165,7 @@ class ZipWriter(ABC):
 
 
 class TorchZip(ZipWriter):
-    """A zip in PyTorch's layout, byte for byte."""
+    """A zip in the layout of ``torch.save``."""
 
     # ``torch.load`` with ``calculate_storage_offsets`` doesn't look for records: it computes the offset of
     # each from the sizes and names before it, and reads wrong values from a zip with any other layout. So:
