@@ -84,6 +84,8 @@ def boxes(shape: tuple[int, ...], limit: int) -> Iterator[tuple[tuple[int, ...],
 
     Yields the start and the shape of each.
     """
+    # The innermost axes that fit are taken whole, some rows of the next axis, and one index of each other:
+    # only such boxes are contiguous in the result.
     axis, below = len(shape), 1
     while axis > 0 and below * shape[axis - 1] <= limit:
         axis -= 1

@@ -178,6 +178,7 @@ class _Reading:
 
     def _keras_epoch(self) -> _Number | None:
         """Return the 5 of ``resnet50.05-0.87.keras``, unless a word before it is its key."""
+        # ModelCheckpoint's documented pattern has no keys. A single digit counts only in Keras's files.
         match = patterns.KERAS_TAIL.search(self.name, max(0, self.end - LOOK_BACK), self.end)
         if match is None:
             return None
@@ -291,6 +292,8 @@ class _Reading:
 
     def _take_lettered(self, number: _Number) -> bool:
         """Take ``e0007`` and ``s00002500``, but not ``e1_…`` and ``s1_…``: experiments and subjects."""
+        # At the start of a name, ``e`` is an epoch only if nothing else but measurements follows; ``s`` is
+        # never a step there, and elsewhere only with more than three digits, or after an epoch.
         letter = patterns.LETTER.search(self._before(number.start))
         if letter is None or not number.is_whole or self.name[number.end : number.end + 1].isalpha():
             return False

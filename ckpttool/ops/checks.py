@@ -138,7 +138,7 @@ def _constant_matrices(
         is_matrix = sum(length > 1 for length in one.shape) > 1
         if one.name not in repeated or one.name in adapters or not is_matrix or not _must_vary(one):
             continue
-        if str(one.path[-1]).isdecimal():  # Keras has numbers for names: is it the kernel of its layer?
+        if str(one.path[-1]).isdecimal():  # Keras numbers variables: only 0 of some layers is a kernel
             is_first = one.path[-1] in (0, "0") and "activation" not in one.path  # a layer's own PReLU
             kind = checkpoint.layers.get(one.name)
             if not is_first or kind is None or kind.cls not in _HAVE_KERNELS:
@@ -245,6 +245,9 @@ def _compare_rounded(checkpoint: Checkpoint) -> Iterator[Finding]:
 def _is_rounded(weight: Tensor, copy: Tensor) -> bool:
     """Return whether a copy has the values of a weight, each rounded to the copy's type."""
     import numpy as np
+
+    # ``astype`` rounds to nearest even, as PyTorch does. Both are compared as float64, which has all values
+    # of the narrower types.
 
     if weight.values is None or copy.values is None or not copy.dtype.float_code:
         return True

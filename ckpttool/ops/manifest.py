@@ -120,6 +120,9 @@ def compare_manifests(
     Returns:
         The differences; the compared items, in words; and why others could not be compared, by file name.
     """
+    # The cheapest comparison first: checksums that a store keeps need no reading. Only files that these don't
+    # decide are read, each once for all its algorithms. Tensors are compared if a file differs, to name the
+    # changed ones, or if only their digests exist.
     findings = [finding for manifest in manifests for finding in manifest.malformed]
     base, parts = base_of(checkpoint), [entry.path for entry in checkpoint.files]
     written = _read_digests(base, findings)
@@ -235,6 +238,8 @@ def _present_files(
     checkpoint: Checkpoint, stated: Mapping[str, _Statement], findings: list[Finding]
 ) -> Iterator[str]:
     """Yield the files that can be compared, and add an error for each of the others."""
+    # A manifest from a download may list ``../../secret`` or a symlink: no file outside of its directory is
+    # opened, except the checkpoint's own, which the user named.
     own_files = {fs.abspath(entry.path) for entry in checkpoint.files}
     leads_out = "a link that leads out of the manifest's directory; it was not opened"
     outside, missing = [], []

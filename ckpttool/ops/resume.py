@@ -335,6 +335,9 @@ def _count_parameters(
     optimizers: list[tuple[Path, Mapping[str, Any]]], tensors: list[Tensor]
 ) -> tuple[int, int]:
     """Return the number of parameters that optimizers have state for, and of those whose state exists."""
+    # ``{"state": {0: {"exp_avg": …}}, "param_groups": [{"params": [0, 1]}]}``: groups list the parameters,
+    # and state has an entry for each that was updated, as tensors or plain data. A step alone doesn't count:
+    # Adam without moments can't continue.
     with_state: dict[Path, set[str]] = defaultdict(set)
     for tensor in tensors:
         for at, key in enumerate(tensor.path[:-1]):

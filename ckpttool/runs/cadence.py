@@ -162,6 +162,8 @@ def _between(sound: Sequence[Entry], count: Callable[[Entry], float | None]) -> 
 
 def _save_time(sound: Sequence[Entry]) -> float | None:
     """Return the median seconds from a save's first file to its last one; None for single files."""
+    # A writer that saves several files leaves their times: the spread is a lower bound of the save's
+    # duration, as the time before the first file was closed isn't recorded.
     spreads = []
     for entry in sound:
         times = [file.mtime_ns for file in entry.contents.files if not file.path.endswith(SIDECARS)]

@@ -163,6 +163,8 @@ def latest_of(
     find = partial(find_latest, tell=tell, progress=progress)
     if len(directories) == 1:
         return find(os.fspath(directories[0]), query)
+    # First only structures are checked, in all directories. Then the best candidate is read in full; if it
+    # turns out damaged, its directory offers the next one, and the comparison is repeated.
     found: dict[str, Latest] = {}
     missing: list[NotFound] = []
     for directory in dict.fromkeys(os.fspath(path) for path in directories):

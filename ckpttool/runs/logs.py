@@ -538,6 +538,9 @@ def _scalar(data: memoryview, path: str, where: str) -> float | None:
 
 def _last_value(layout: str, value: bytes | int, path: str, where: str) -> float:
     """Return the last of the values in a field, which may be packed."""
+    # Protobuf: a packed field is bytes with all values, an unpacked one has a key for each value; of repeated
+    # scalars, the last counts. float16 is stored as its bit pattern in a varint (``half_val``), and negative
+    # integers as 64-bit two's complement.
     if layout in ("<f", "<d"):
         size = struct.calcsize(layout)
         data = value if isinstance(value, bytes) else value.to_bytes(size, "little")

@@ -104,6 +104,7 @@ def parse_yaml(text: bytes) -> object:
     """Return the content of YAML; an object, such as ``!!python/tuple``, becomes its plain parts."""
     import yaml
 
+    # The safe loader raises for unknown tags. This one reads their plain parts, and constructs no object.
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         def construct_undefined(self, node: Any) -> object:
             if isinstance(node, yaml.MappingNode):

@@ -148,6 +148,9 @@ def _fault_of_lack(part: Entry, lines: Sequence[_Line]) -> Reason:
 
 def _lacks(needed: Sequence[_Line], saves: Iterable[Position]) -> dict[Position, list[_Line]]:
     """Return the required lines that saves lack, though saves around have them, by position."""
+    # Positions between a line's first and last must have it, unless gaps are frequent: then it is written
+    # less often (an optimizer's state only every tenth save). After its last one, up to two saves lack it;
+    # with more, the run has stopped writing it.
     ordered = sorted(saves, key=_sort_key)
     missing: dict[Position, list[_Line]] = defaultdict(list)
     for line in needed:

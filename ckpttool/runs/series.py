@@ -104,6 +104,8 @@ def group(
             kinds_of_name[entry.directory, entry.fields.blank].add(kind)
         else:
             unsound.append(entry)
+    # The signature of an unsound checkpoint is unknown. It joins the only series of its directory and name,
+    # else the only one of its pattern, and is a series of its own if that is ambiguous.
     for entry in unsound:
         kinds = by_pattern[_pattern(entry, by)]
         candidates = kinds_of_name[entry.directory, entry.fields.blank] & kinds.keys() or kinds.keys()

@@ -184,6 +184,9 @@ class Watch:
                 self._announced.add(save.path)
                 self.waited_for.append(save)
                 self._tell(f"waiting up to {seconds:.0f} s for {save.path}: {save.why}")
+        # An unfinished save is finished if it has changed and is sound; a readable one, if it doesn't change
+        # for some seconds. A new or renamed entry next to them may be the end of a save under a temporary
+        # name.
         started = self.clock.monotonic()
         seen = {save.path: save.seen for save in pending}
         names = _names_around(pending)

@@ -397,6 +397,10 @@ def _lookalikes(
     chosen: Sequence[tuple[Group, Policy | None]], protections: Protections, now: float
 ) -> Iterator[Problem]:
     """Yield single checkpoints that look like a series: a policy would change some if they were one."""
+    # Numbers of unknown meaning aren't blanked, so checkpoints with several of them in their names are a
+    # series of one each, and are kept for ever. If such names differ only in numbers, and the signature is
+    # the same, a problem says that ``--series`` joins them; a plan as if they were joined shows whether that
+    # matters.
     alike: dict[tuple[str, str, Kind], list[tuple[Entry, Policy]]] = defaultdict(list)
     for group, policy in chosen:
         entry = group.entries[0]

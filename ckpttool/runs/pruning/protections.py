@@ -194,12 +194,10 @@ def _could_be_parts(entries: Sequence[Entry]) -> bool:
 
 
 def witnesses(group: Group, declared: Collection[str] = (), faults: Collection[str] = ()) -> list[Entry]:
-    """Return the oldest and the two newest intact checkpoints of a run that only a setting in names
-    identifies.
-
-    A single checkpoint would look like a save of another run, with the setting taken for a metric. The oldest
-    one distinguishes the runs, as others have one of the same epoch.
-    """
+    """Return the oldest and two newest intact checkpoints of a run that only a setting identifies."""
+    # The setting (``acc2``) is known not to be a metric because each of its values has several checkpoints,
+    # and two have the same epoch. Were all but one removed, the next survey would take the rest for saves of
+    # one run. The oldest one is kept, as other runs have one of the same epoch.
     if any(entry.fields.blank in declared or not has_run_setting(entry) for entry in group.entries):
         return []
     intact = [entry for entry in group.entries if entry.is_sound and entry.path not in faults]

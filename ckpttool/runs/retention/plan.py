@@ -569,6 +569,8 @@ def _part_plan(
 
 def _reasons(entry: Entry, kept: KeptEntry, protections: Protections) -> tuple[str, ...]:
     """Return reasons to keep a part: those of its save that apply to it, else the part that it follows."""
+    # A save has the reasons of all its parts. Those that only another part has (its pointer, its fault) are
+    # left out; without any other reason, this part is kept because of that one.
     if not kept.reasons:  # a skipped series
         return ()
     own: dict[str, set[str]] = {}

@@ -162,6 +162,8 @@ class History:
 
 def _keep_last(policy: Policy, history: History) -> KeptWithReasons:
     """Keep the newest, and as many of those that a restarted run wrote last."""
+    # If a run was restarted from an older step, its newest saves have smaller counts than those of before. It
+    # is unknown which ones the user wants, so the last N of both orders are kept.
     count = policy.keep_last or 0
     for entry in history.intact[:count]:
         yield entry, f"last {count}"
@@ -324,6 +326,7 @@ def newest_of_periods(rule: str, history: History) -> Iterator[tuple[str, Entry]
 
 def _keep_within(policy: Policy, history: History) -> KeptWithReasons:
     """Keep checkpoints at most a time span older than the newest dated one, and those without a date."""
+    # Relative to the newest checkpoint, not to the clock: a finished training keeps its last days for ever.
     span = policy.keep_within or 0
     for entry in history.dated:
         if entry.save_time >= history.dated[0].save_time - span:
