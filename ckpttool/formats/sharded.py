@@ -100,13 +100,13 @@ def read_index(path: str) -> ShardIndex:
     weight_map, metadata, findings = read_weight_map(path)
     names = {name if isinstance(name, str) else repr(name)[:_MAX_SHOWN]: name for name in weight_map.values()}
     require_at_most(path, MAX_SHARDS, len(names), "{:,} shards")
-    refused = {text: reason for text, name in names.items() if (reason := refusal(name))}
+    refused = {text: reason for text, name in names.items() if (reason := unsafe_path_reason(name))}
     outside = (error("shard-path", f"{reason}; it was not opened", text) for text, reason in refused.items())
     files = tuple(sorted(names.keys() - refused.keys()))
     return ShardIndex(path, files, weight_map, metadata, (*findings, *outside))
 
 
-def refusal(name: object) -> str | None:
+def unsafe_path_reason(name: object) -> str | None:
     """Return the reason why a file name in an index is never followed, or None."""
     # An index may come from anywhere, and name any file of the machine. The rules are those of all systems: a
     # backslash or a drive means nothing on Linux, but leads out of the directory on Windows.
@@ -522,15 +522,17 @@ def shard_names(stem: str, suffix: str, total: int) -> list[str]:
     return [f"{stem}-{number:05}-of-{total:05}{suffix}" for number in range(1, total + 1)]
 
 
-def refusals(shards: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, object]) -> Iterator[str]:
+def shard_refusals(shards: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, object]) -> Iterator[str]:
     """Yield the reasons why no reader would accept a set: too many files, or too long an index."""
     if len(shards) > MAX_SHARDS:
         yield f"there would be {len(shards):,} shards, and at most {MAX_SHARDS:,} are read (--shard-size)"
-    if (nbytes := len(index(shards, metadata))) > MAX_INDEX:
+    if (nbytes := len(shard_index(shards, metadata))) > MAX_INDEX:
         yield f"the index would have {nbytes:,} bytes, and at most {MAX_INDEX:,} are read"
 
 
-def index(shards: Mapping[str, Iterable[Tensor]], metadata: Mapping[str, object] | None = None) -> bytes:
+def shard_index(
+    shards: Mapping[str, Iterable[Tensor]], metadata: Mapping[str, object] | None = None
+) -> bytes:
     """Return the text of an index as Hugging Face writes it.
 
     Args:

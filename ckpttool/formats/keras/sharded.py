@@ -20,7 +20,13 @@ from ckpttool.core.report import Finding, error, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.interface import Probe, SetFormat, Unit, group_names
 from ckpttool.formats.opening import OpenedParts, file_entry
-from ckpttool.formats.sharded import MAX_SHARDS, compare_with_index, deeper, read_weight_map, refusal
+from ckpttool.formats.sharded import (
+    MAX_SHARDS,
+    compare_with_index,
+    deeper,
+    read_weight_map,
+    unsafe_path_reason,
+)
 from ckpttool.storage import fs
 
 INDEX = re.compile(r"(?P<stem>.+)\.weights\.json")
@@ -58,7 +64,7 @@ def read_index(path: str) -> KerasIndex:
     for group, names in weight_map.items():
         shards = []
         for name in names if isinstance(names, list) else [names]:
-            why = refusal(name)
+            why = unsafe_path_reason(name)
             if why is None:
                 shards.append(name)
             else:

@@ -80,9 +80,9 @@ class Safetensors(Format):
                 code="header-not-object",
             )
         if isinstance(header, Doubled):
-            raise _damaged(path, header.key, "a name that stands twice in the header", "duplicate-key")
+            raise _damaged(path, "a name that stands twice in the header", header.key, "duplicate-key")
         metadata = _read_metadata(path, header.pop(_METADATA, None))
-        findings = tuple(_oddities(text, header, metadata))
+        findings = tuple(_header_warnings(text, header, metadata))
         start = _LENGTH.size + len(text)
         tensors = tuple(_read_tensors(source, start, header))
         end = max((one.extent.end for one in tensors if one.extent), default=start)
@@ -93,7 +93,9 @@ class Safetensors(Format):
             if not probe.allows_losses:
                 raise DamagedCheckpoint(path, found, expected=f"{end:,} in all", code="trailing-bytes")
             findings += (error("trailing-bytes", found),)
-        entry = metadata.pop(ENTRY, None)
+        entry = metadata.pop(
+            ENTRY, None
+        )  # ckpttool's sidecar: it is applied at the end, and is no metadata of the user
 
         def spans() -> Iterator[Span]:
             for tensor in tensors:
@@ -117,7 +119,7 @@ class Safetensors(Format):
         return checkpoint if entry is None else apply_sidecar(checkpoint, entry, f"{_METADATA}.{ENTRY}")
 
 
-def _damaged(path: str, where: str, found: str, code: str, expected: str | None = None) -> DamagedCheckpoint:
+def _damaged(path: str, found: str, where: str, code: str, expected: str | None = None) -> DamagedCheckpoint:
     return DamagedCheckpoint(path, found, expected=expected, where=where, code=code)
 
 
@@ -138,16 +140,18 @@ def _read_metadata(path: str, metadata: object) -> dict[str, str]:
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
-        raise _damaged(path, _METADATA, f"type {type(metadata).__name__}", "metadata-not-text", "an object")
+        raise _damaged(path, f"type {type(metadata).__name__}", _METADATA, "metadata-not-text", "an object")
     for key, value in metadata.items():
         if not isinstance(value, str):
             raise _damaged(
-                path, _METADATA, f"{key!r} of type {type(value).__name__}", "metadata-not-text", "text"
+                path, f"{key!r} of type {type(value).__name__}", _METADATA, "metadata-not-text", "text"
             )
     return metadata
 
 
-def _oddities(text: bytes, header: Mapping[str, Any], metadata: Mapping[str, str]) -> Iterator[Finding]:
+def _header_warnings(
+    text: bytes, header: Mapping[str, Any], metadata: Mapping[str, str]
+) -> Iterator[Finding]:
     """Yield warnings about a header that the library accepts, although its own writer never makes one."""
     if text[:1].isspace() or text.rstrip(b" ")[-1:].isspace():
         yield warning("header-whitespace", "white space other than trailing spaces around the JSON", "header")
@@ -173,7 +177,7 @@ def _read_tensors(source: Source, start: int, header: Mapping[str, Any]) -> Iter
     path = source.path
     entries = [_read_entry(path, name, entry) for name, entry in header.items()]
     entries.sort(key=lambda entry: entry[:2])
-    _check_tiles(path, entries)
+    _check_contiguous(path, entries)
     for begin, end, name, dtype, shape in entries:
         extent = Extent(path, start + begin, end - begin)
         values = Contiguous(source, start + begin, end - begin)
@@ -181,7 +185,7 @@ def _read_tensors(source: Source, start: int, header: Mapping[str, Any]) -> Iter
         yield Tensor((name,), dtype, shape, role, values, extent, extent)
 
 
-def _check_tiles(path: str, entries: list[_Entry]) -> None:
+def _check_contiguous(path: str, entries: list[_Entry]) -> None:
     """Require that each extent begins at the end of the previous one.
 
     Raises:
@@ -194,7 +198,7 @@ def _check_tiles(path: str, entries: list[_Entry]) -> None:
         if begin != expected:
             code = "offsets-gap" if begin > expected else "offsets-overlap"
             found = f"bytes {begin:,}..{end:,} do not follow {predecessor}"
-            raise _damaged(path, name, found, code, f"to begin at {expected:,}")
+            raise _damaged(path, found, name, code, f"to begin at {expected:,}")
         expected, predecessor = end, repr(name)
 
 
@@ -202,28 +206,28 @@ def _read_entry(path: str, name: str, entry: object) -> _Entry:
     """Return the entry of a tensor, with its fields checked."""
     if not isinstance(entry, dict):
         raise _damaged(
-            path, name, f"an entry of type {type(entry).__name__}", "entry-not-object", "an object"
+            path, f"an entry of type {type(entry).__name__}", name, "entry-not-object", "an object"
         )
     if isinstance(entry, Doubled):
         raise entry.error(path, name)
     try:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     except KeyError as missing:
-        raise _damaged(path, name, f"no {missing}", "field-missing") from missing
+        raise _damaged(path, f"no {missing}", name, "field-missing") from missing
     if not isinstance(dtype, str) or dtype not in BY_SAFETENSORS:
-        raise _damaged(path, name, f"dtype {dtype!r:.100}", "unknown-dtype", "one that the format knows")
+        raise _damaged(path, f"dtype {dtype!r:.100}", name, "unknown-dtype", "one that the format knows")
     _check_numbers(path, name, shape, "shape")
     _check_numbers(path, name, offsets, "data_offsets")
     if len(offsets) != 2:
-        raise _damaged(path, name, f"{len(offsets)} data_offsets", "offsets-not-two", "2")
+        raise _damaged(path, f"{len(offsets)} data_offsets", name, "offsets-not-two", "2")
     nbytes = _nbytes(path, name, BY_SAFETENSORS[dtype], shape)
     begin, end = offsets
     if begin > end:
         found = f"bytes {begin:,}..{end:,} end before they begin"
-        raise _damaged(path, name, found, "offsets-reversed")
+        raise _damaged(path, found, name, "offsets-reversed")
     if end - begin != nbytes:
         found = f"bytes {begin:,}..{end:,} are {end - begin:,}"
-        raise _damaged(path, name, found, "size-mismatch", f"{nbytes:,} for {dtype} {shape}")
+        raise _damaged(path, found, name, "size-mismatch", f"{nbytes:,} for {dtype} {shape}")
     return begin, end, name, BY_SAFETENSORS[dtype], tuple(shape)
 
 
@@ -231,11 +235,11 @@ def _check_numbers(path: str, name: str, numbers: object, field: str) -> None:
     """Require a list of 64-bit unsigned integers."""
     if not isinstance(numbers, list):
         raise _damaged(
-            path, name, f"{field} of type {type(numbers).__name__}", "number-out-of-range", "a list"
+            path, f"{field} of type {type(numbers).__name__}", name, "number-out-of-range", "a list"
         )
     for number in numbers:
         if type(number) is not int or not 0 <= number <= _MAX_U64:
-            raise _damaged(path, name, f"{field} of {number!r:.100}", "number-out-of-range", "0 to 2^64 - 1")
+            raise _damaged(path, f"{field} of {number!r:.100}", name, "number-out-of-range", "0 to 2^64 - 1")
 
 
 def _nbytes(path: str, name: str, dtype: DType, shape: list[int]) -> int:
@@ -246,8 +250,8 @@ def _nbytes(path: str, name: str, dtype: DType, shape: list[int]) -> int:
     for number in (*shape, dtype.bits):
         bits *= number
         if bits > _MAX_U64:
-            raise _damaged(path, name, f"shape {shape} overflows", "shape-overflow", "under 2^64 bits")
+            raise _damaged(path, f"shape {shape} overflows", name, "shape-overflow", "under 2^64 bits")
     if bits % 8:
         found = f"{dtype} {shape} has {bits:,} bits"
-        raise _damaged(path, name, found, "sub-byte-size", "whole bytes")
+        raise _damaged(path, found, name, "sub-byte-size", "whole bytes")
     return bits // 8

@@ -16,7 +16,7 @@ from ckpttool.core.dtypes import BY_SAFETENSORS
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.training import is_told_by
 from ckpttool.formats.safetensors.reader import MAX_HEADER
-from ckpttool.formats.sharded import ShardFiles, index, refusals, shard_names, split_into_shards
+from ckpttool.formats.sharded import ShardFiles, shard_index, shard_names, shard_refusals, split_into_shards
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 from ckpttool.storage.sink import Sink
@@ -85,7 +85,7 @@ class SafetensorsWriter(Writer):
             yield from _header_refusal(content.owned, metadata | sidecar)
             return
         shards = _shards(content, options.shard_size, metadata)
-        yield from refusals(shards, sidecar)
+        yield from shard_refusals(shards, sidecar)
         for shard in shards.values():
             yield from _header_refusal(shard, metadata)
 
@@ -99,7 +99,7 @@ class SafetensorsWriter(Writer):
         files = ShardFiles(target)
         for name, tensors in shards.items():
             _write_file(files.create(name), tensors, metadata)
-        files.create(_INDEX).write(index(shards, sidecar))
+        files.create(_INDEX).write(shard_index(shards, sidecar))
 
 
 def _shards(content: Content, limit: int, metadata: Mapping[str, str]) -> dict[str, list[Tensor]]:

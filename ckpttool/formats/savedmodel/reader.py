@@ -47,7 +47,7 @@ from ckpttool.formats.savedmodel.variables import (
     read_fingerprint,
 )
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.formats.sharded import refusal
+from ckpttool.formats.sharded import unsafe_path_reason
 from ckpttool.formats.sidecar import apply_sidecar
 from ckpttool.formats.tensorflow.reader import training_of
 from ckpttool.storage import fs
@@ -256,7 +256,7 @@ def _description_findings(model: SavedModel, directory: str) -> Iterator[Finding
         yield note("meta-graphs", f"{len(model.graphs):,} graphs in one model, with the tags {tags}")
     yield from (finding for graph in model.graphs for finding in judge_links(graph))
     for name in dict.fromkeys(name for graph in model.graphs for name in graph.assets):
-        why = refusal(name)
+        why = unsafe_path_reason(name)
         path = os.path.join(directory, ASSETS, name)
         if why is not None:
             yield error("asset-path", f"{why}; it was not looked at", name[:200])

@@ -30,7 +30,7 @@ from ckpttool.formats.savedmodel.ops import known_ops, severity_of
 from ckpttool.formats.savedmodel.saver import SAVER_OPS
 from ckpttool.formats.savedmodel.variables import KERAS_METADATA
 from ckpttool.formats.savedmodel.walk import message_in
-from ckpttool.formats.sharded import refusal
+from ckpttool.formats.sharded import unsafe_path_reason
 from ckpttool.storage import fs
 
 _PRINT = "PrintV2"
@@ -65,7 +65,7 @@ def judge_paths(model: SavedModel, directory: str) -> Iterator[Finding]:
     """Yield errors about assets and files of variables that are links to, or names of, files outside."""
     for name in dict.fromkeys(name for graph in model.graphs for name in graph.assets):
         path = os.path.join(directory, ASSETS, name)
-        if refusal(name) is not None or not is_inside(path, directory):
+        if unsafe_path_reason(name) is not None or not is_inside(path, directory):
             yield error("asset-path", "loading it reads an asset outside of the SavedModel", name[:_LONGEST])
     variables = os.path.join(directory, VARIABLES)
     for entry in scan(variables).values() if fs.isdir(variables) else ():

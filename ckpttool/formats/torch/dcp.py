@@ -34,7 +34,7 @@ from ckpttool.formats.content.tree import NodeParts, TensorParts, fold, replace_
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.opening import OpenedParts, file_entry
 from ckpttool.formats.readings import add_part_name
-from ckpttool.formats.sharded import refusal
+from ckpttool.formats.sharded import unsafe_path_reason
 from ckpttool.formats.sidecar import ENTRY, apply_sidecar_file
 from ckpttool.formats.torch.dcp_items import Item, Items
 from ckpttool.formats.torch.dcp_metadata import (
@@ -127,15 +127,15 @@ class _DcpDirectory:
         sources: The metadata files by name.
         tensors: By path; those of items that hold no single chunk as well.
         values: Everything but tensors, by path.
-        _files: The ``.distcp`` files by name.
-        _items_at: The items of each ``.distcp`` file by offset.
     """
 
     def __init__(self, probe: Probe, parts: OpenedParts) -> None:
         self._probe, self._parts = probe, parts
         self.sources: dict[str, Source] = {}
         self._files: dict[str, Source] = {}
+        """The ``.distcp`` files by name."""
         self._items_at: dict[str, dict[int, Item]] = defaultdict(dict)
+        """The items of each ``.distcp`` file by offset."""
         self._items: dict[Key, Item] = {}
         self._metadata, self._opener = Metadata(), Items()
         self.tensors: list[tuple[Path, TensorParts]] = []
@@ -241,7 +241,7 @@ class _DcpDirectory:
                     self._open_item(source, place, key)
 
     def _open_file(self, name: str) -> Source | None:
-        why = refusal(name) or ("a path into a directory" if "/" in name else None)
+        why = unsafe_path_reason(name) or ("a path into a directory" if "/" in name else None)
         entry = self._probe.entries.get(name)
         path = os.path.join(self._probe.path, name) if entry is None else entry.path
         if why:

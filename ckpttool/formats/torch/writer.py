@@ -20,7 +20,7 @@ from ckpttool.core.dtypes import BY_STORAGE
 from ckpttool.core.errors import Unsupported
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.content.tree import opaque_nodes
-from ckpttool.formats.sharded import ShardFiles, index, refusals, shard_names, split_into_shards
+from ckpttool.formats.sharded import ShardFiles, shard_index, shard_names, shard_refusals, split_into_shards
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
 from ckpttool.formats.writer import Content, Target, WriteOptions, Writer
 from ckpttool.storage.sink import Sink
@@ -77,7 +77,7 @@ class PyTorchWriter(Writer):
             if any(tensor.dtype.name in QUANTIZED for tensor in content.owned):
                 return
             shards = _shards(content, limit)
-            yield from refusals(shards, _index_metadata(content))
+            yield from shard_refusals(shards, _index_metadata(content))
             for name, tensors in shards.items():
                 yield from _too_many(name, tensors)
         else:
@@ -103,7 +103,7 @@ class PyTorchWriter(Writer):
                 if len(unsealed) == _MAX_UNSEALED:
                     _seal(unsealed)
             _seal(unsealed)
-            files.create(_INDEX).write(index(shards, _index_metadata(content)))
+            files.create(_INDEX).write(shard_index(shards, _index_metadata(content)))
             return
         root = root_of(options.name or os.path.basename(target.target))
         is_kept = next(opaque_nodes(content.tree), None) is None
