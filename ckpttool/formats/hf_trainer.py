@@ -25,7 +25,7 @@ from ckpttool.formats.opening import OpenedParts, file_entry
 from ckpttool.formats.safetensors.reader import MAX_HEADER
 from ckpttool.formats.sharded import ShardedPytorch, ShardedSafetensors
 from ckpttool.formats.torch.rank_files import FSDP
-from ckpttool.formats.torch.rank_set import fsdp_units
+from ckpttool.formats.torch.ranks_format import fsdp_units
 from ckpttool.storage import fs
 
 _CONFIGS = ("config.json", "adapter_config.json")

@@ -414,6 +414,9 @@ class Format(ABC):
     def open(self, probe: Probe) -> Checkpoint:
         """Return the checkpoint, with its whole structure checked and no value read.
 
+        Its ``safety`` has the findings of this format's reading alone; ``opening`` adds those of what other
+        loaders would read in the same file or directory.
+
         Raises:
             CheckpointError: It can't be read, or its structure is wrong.
         """

@@ -30,7 +30,7 @@ from ckpttool.formats.content.assembly import checkpoint_of_tree, tree_builder
 from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Flat, Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
-from ckpttool.formats.torch.legacy import Pickles, open_legacy, read_legacy
+from ckpttool.formats.torch.legacy import LegacyPickles, open_legacy, read_legacy
 from ckpttool.formats.torch.objects import Storage, TorchObjects
 from ckpttool.formats.torch.tree_nodes import torch_node
 
@@ -199,7 +199,7 @@ class _PickleObjects(TorchObjects):
     def _read_inner(self, content: object) -> Storage:
         """Return the storage of a legacy file that is in the pickle as bytes."""
         source, start, end = self._inner_bytes(content)
-        pickles = Pickles(source)
+        pickles = LegacyPickles(source)
         pickles.safety = self.safety
         root, storages, behind = read_legacy(pickles, start, end)
         if not isinstance(root, Persistent) or behind != end:

@@ -149,7 +149,7 @@ TRAITS: Mapping[str, Traits] = {
             "torch.tar:PytorchTar": "tar",
             "sharded:ShardedPytorch": "json directory set",
             "torch.deepspeed:DeepSpeed": "directory",
-            "torch.rank_set:RankFiles": "prefix directory set",
+            "torch.ranks_format:RankFiles": "prefix directory set",
         },
         writer="torch.writer:PyTorchWriter",
         suffixes=(".pt", ".pth", ".pth.tar", ".ckpt", ".bin"),

@@ -404,11 +404,13 @@ class TensorParts:
     """Properties of a tensor that doesn't have a name yet.
 
     Attributes:
-        values: Lazy elements; None if the file lacks them. extent: Bytes of the elements in the file, if they
-        are contiguous there. storage: Bytes of the storage around them. identity: Equal for tensors that are
-        the same view of the same elements. role: Only if the object itself determines it; otherwise it is
-        inferred from the path. described_by: Storages with the layout of this tensor (of a nested one), which
-        are no tensors themselves.
+        values: Lazy elements; None if the file lacks them.
+        extent: Bytes of the elements in the file, if they are contiguous there.
+        storage: Bytes of the storage around them.
+        identity: Equal for tensors that are the same view of the same elements.
+        role: Only if the object itself determines it; otherwise it is inferred from the path.
+        described_by: Storages with the layout of this tensor (of a nested one), which are no tensors
+            themselves.
     """
 
     dtype: DType

@@ -24,8 +24,8 @@ One directory, or the files of one save:
 - ``dcp.py``: ``torch.distributed.checkpoint``. ``dcp_metadata.py`` reads ``.metadata``, which places the
   chunks of each tensor; ``dcp_items.py`` opens a chunk, which is a whole file of ``torch.save``.
 - ``dcp_safetensors.py``: the same with a safetensors file of each rank, and no ``.metadata``.
-- ``ranks.py``: a file of ``torch.save`` of each rank, recognised by name (``rank_set.py``,
-  ``rank_files.py``).
+- ``ranks_format.py``: a file of ``torch.save`` of each rank, recognised by name (``rank_files.py``);
+  ``ranks.py`` opens the files and assembles their tensors.
 - ``deepspeed.py``: a directory of DeepSpeed's; ``deepspeed_zero.py`` joins the parts of ZeRO.
 
 Writing: ``writer.py`` writes the zip, ``dcp_writer.py`` the distributed checkpoint. ``tree_nodes.py`` keeps

@@ -99,7 +99,7 @@ def open_item(
         flat.tensors,
         flat.plain,
         findings,
-        (*judged.safety, *records.judge_others("data.pkl")),
+        (*judged.safety, *records.judge_others(("data.pkl",))),
         tree_builder(root, leaf, source.path, torch_node),
     )
 

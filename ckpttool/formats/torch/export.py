@@ -421,7 +421,7 @@ class _ProgramArchive:
         order = self._records.byteorder
         storage = Storage(member.name, element, member.size, content, start, extent, order)
         objects = TorchObjects(self._path, lambda _: storage)
-        return objects.view(storage, element, _size_number(meta["storage_offset"]), shape, strides)
+        return objects.tensor_view(storage, element, _size_number(meta["storage_offset"]), shape, strides)
 
     def _open_file_inside(self, member: Member) -> Item:
         """Return the content of a record that is a whole file of ``torch.save``."""

@@ -44,7 +44,7 @@ _NUMEL_BYTES = 8
 def open_legacy(probe: Probe, name: str) -> Checkpoint:
     """Return the checkpoint of a file; ``name`` is the format's name."""
     source = probe.source
-    pickles = Pickles(source)
+    pickles = LegacyPickles(source)
     with attach_safety(pickles.safety):
         root, storages, end = read_legacy(pickles, 0, source.size)
         leaf = _LegacyObjects(probe.path, storages).leaf
@@ -109,7 +109,7 @@ def module_fields(persistent_id: object) -> tuple[Global, object, object] | None
     return fields[0], fields[1], fields[2]
 
 
-class Pickles:
+class LegacyPickles:
     """Interprets several pickles of one file within one budget, and collects their safety findings."""
 
     def __init__(self, source: Readable) -> None:
@@ -135,7 +135,7 @@ class Pickles:
 # The storages -------------------------------------------------------------------------------------
 
 
-def read_legacy(pickles: Pickles, start: int, end: int) -> tuple[object, LegacyStorages, int]:
+def read_legacy(pickles: LegacyPickles, start: int, end: int) -> tuple[object, LegacyStorages, int]:
     """Return the object and the storages between two offsets of a file, and the offset after them."""
     parts: list[Pickle] = []
     for where in PARTS:

@@ -37,123 +37,6 @@ from ckpttool.formats.torch.types import (
     torch_dtype,
 )
 
-MAX_MODULE_NESTING = 500
-MAX_MODULES = 1_000_000
-
-_TENSORS = ("_parameters", "_buffers", "_modules")
-_STATE_DICT_ATTRIBUTES = frozenset({*_TENSORS, "_non_persistent_buffers_set", "_flat_weights"})
-"""Attributes that repeat the state dict; an RNN lists its parameters again in ``_flat_weights``."""
-_HOOKS = frozenset(
-    {
-        "_backward_hooks",
-        "_backward_pre_hooks",
-        "_compiled_call_impl",
-        "_forward_hooks",
-        "_forward_hooks_always_called",
-        "_forward_hooks_with_kwargs",
-        "_forward_pre_hooks",
-        "_forward_pre_hooks_with_kwargs",
-        "_is_full_backward_hook",
-        "_load_state_dict_post_hooks",
-        "_load_state_dict_pre_hooks",
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-    }
-)
-"""Hooks that every module has; empty ones are left out."""
-
-
-def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
-    """Return the tensors of a pickled ``torch.nn.Module`` under the names of its state dict, or None.
-
-    Names are the dotted paths of ``_modules`` keys. All other attributes of the modules are plain data;
-    tensors among them, such as buffers that aren't persistent, follow those of the state dict. All storages
-    that the module refers to are checked.
-    """
-    if not is_module(call):
-        return None
-    tensors: list[tuple[Path, TensorParts]] = []
-    classes: dict[str, str] = {}
-    attributes: dict[str, object] = {}
-    modules = list(_modules(objects, call))
-    for prefix, module in modules:
-        classes[prefix.rstrip(".")] = str(describe(module.function))
-        for key, node in _other_attributes(module).items():
-            name = f"{prefix}{describe(key)}"
-            while name in attributes:  # attributes may have dots in their names
-                name = f"<{name}>"
-            attributes[name] = node
-        # Its own part of the state dict: parameters, then persistent buffers.
-        buffers = module.state["_buffers"].items()
-        state_items = [*module.state["_parameters"].items()]
-        state_items += (item for item in buffers if not _is_non_persistent(module.state, item[0]))
-        for key, node in state_items:
-            leaf = objects.leaf(node)
-            for path, parts in leaf.tensors if leaf else ():
-                name = f"{prefix}{describe(key)}"
-                tensors.append(((name, *path), replace(parts, role=Role.WEIGHTS)))
-    budget, spent = objects.budget, objects.budget.visits
-    # An attribute that refers to a module (a cycle, often) is described by the module's first name.
-    names = {id(module): f"<the module {prefix.rstrip('.')!r}>" for prefix, module in reversed(modules)}
-    with objects.name_nodes(names):
-        others = flatten(attributes, objects.leaf, objects.path, budget=budget)
-    tensors += [(path, replace(parts, role=Role.OTHER)) for path, parts in others.tensors]
-    objects.check_references(call)
-    plain: dict[str, object] = {"<class>": classes[""], "modules": classes}
-    plain |= {"attributes": others.plain} if others.plain else {}
-    return Leaf(tuple(tensors), plain, budget.visits - spent)
-
-
-def _other_attributes(module: Call) -> dict[Any, Any]:
-    """Return a module's attributes besides its state dict, by name."""
-    state = module.state
-    attributes = {name: node for name, node in state["_buffers"].items() if _is_non_persistent(state, name)}
-    attributes |= {name: node for name, node in state["_modules"].items() if not _is_child(node)}
-    attributes |= {
-        key: node
-        for key, node in state.items()
-        if key not in _STATE_DICT_ATTRIBUTES and (node or key not in _HOOKS)
-    }
-    parts: list[tuple[str, object]] = [("<args>", module.args), ("<kwargs>", module.kwargs)]
-    parts += [("<items>", module.items), ("<pairs>", module.pairs)]
-    return attributes | {key: node for key, node in parts if node}
-
-
-def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:
-    """Yield all modules with their dotted prefixes, parents first."""
-    pending = [("", 0, root)]
-    count = 0
-    while pending:
-        prefix, depth, module = pending.pop()
-        count += 1
-        if depth > MAX_MODULE_NESTING or count > MAX_MODULES:
-            raise objects.exceeded(f"{count:,} modules, nested {depth} deep")
-        yield prefix, module
-        children = [
-            (f"{prefix}{describe(name)}.", depth + 1, child)
-            for name, child in module.state["_modules"].items()
-            if _is_child(child)
-        ]
-        pending += reversed(children)
-
-
-def _is_non_persistent(state: dict[str, Any], name: object) -> bool:
-    """Return whether a buffer isn't persistent, so that it isn't in the state dict."""
-    hidden = state.get("_non_persistent_buffers_set")
-    return isinstance(hidden, set | frozenset | list | tuple) and name in hidden
-
-
-def _is_child(node: object) -> bool:
-    return isinstance(node, Call) and is_module(node)
-
-
-def is_module(call: Call) -> bool:
-    state = call.state
-    return isinstance(state, dict) and all(
-        isinstance(state.get(key), dict) for key in ("_parameters", "_buffers", "_modules")
-    )
-
-
 MAX_AXES = 64
 MAX_NESTING = 50
 """Limit on tensors inside tensors: a parameter holds a tensor, which may have attributes."""
@@ -191,7 +74,11 @@ def no_storage(persistent_id: Any) -> NoReturn:
 
 
 class TorchObjects:
-    """Reads the tensors in the nodes of one pickle; ``leaf`` is a callback of ``tree.flatten``."""
+    """Reads the tensors in the nodes of one pickle.
+
+    ``leaf`` is a callback of ``tree.flatten``: a ``Leaf`` has the tensors that a node represents, at paths
+    below it, and the rest of the node as plain data.
+    """
 
     def __init__(self, path: str, resolve: Resolve) -> None:
         self.path = path
@@ -242,14 +129,16 @@ class TorchObjects:
             raise self.exceeded(f"more than {MAX_TENSORS:,} tensors")
         return leaf
 
+    # Storages and their views -----------------------------------------------------------------------
+
     def storage_leaf(self, node: Persistent) -> Leaf[TensorParts] | None:
         """Return a storage without a tensor, as a tensor of its own."""
         storage = self._resolve(node.id)
         dtype = storage.dtype or BY_TORCH["uint8"]
-        parts = self.view(storage, dtype, 0, (storage.nbytes // dtype.itemsize,), (1,))
+        parts = self.tensor_view(storage, dtype, 0, (storage.nbytes // dtype.itemsize,), (1,))
         return Leaf((((), parts),))
 
-    def view(
+    def tensor_view(
         self, storage: Storage, dtype: DType, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> TensorParts:
         """Return a view of a storage; offset and strides in elements."""
@@ -288,6 +177,8 @@ class TorchObjects:
             where=f"storage {storage.key}",
             code="tensor-bounds",
         )
+
+    # Limits and references --------------------------------------------------------------------------
 
     def charge(self, visits: int) -> None:
         """Add nodes or numbers that were visited inside a tensor to the budget of the tree."""
@@ -341,7 +232,7 @@ class TorchObjects:
     def _leaf(
         self, storage: Storage, dtype: DType, offset: Any, shape: Any, strides: Any
     ) -> Leaf[TensorParts]:
-        return Leaf((((), self.view(storage, dtype, offset, sizes(shape), sizes(strides))),))
+        return Leaf((((), self.tensor_view(storage, dtype, offset, sizes(shape), sizes(strides))),))
 
     def _wrapped(self, call: Call) -> Leaf[TensorParts]:
         """Read the tensor in a wrapper: a parameter, a tensor on a device."""
@@ -489,3 +380,122 @@ def apply_lazy_signs(leaf: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]
     )
     identity = (parts.identity, bool(bits.get("conj")), bool(bits.get("neg")))
     return Leaf(((path, replace(parts, values=values, extent=None, identity=identity)),))
+
+
+# Modules -----------------------------------------------------------------------------------------------
+
+MAX_MODULE_NESTING = 500
+MAX_MODULES = 1_000_000
+
+_TENSORS = ("_parameters", "_buffers", "_modules")
+_STATE_DICT_ATTRIBUTES = frozenset({*_TENSORS, "_non_persistent_buffers_set", "_flat_weights"})
+"""Attributes that repeat the state dict; an RNN lists its parameters again in ``_flat_weights``."""
+_HOOKS = frozenset(
+    {
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_compiled_call_impl",
+        "_forward_hooks",
+        "_forward_hooks_always_called",
+        "_forward_hooks_with_kwargs",
+        "_forward_pre_hooks",
+        "_forward_pre_hooks_with_kwargs",
+        "_is_full_backward_hook",
+        "_load_state_dict_post_hooks",
+        "_load_state_dict_pre_hooks",
+        "_state_dict_hooks",
+        "_state_dict_pre_hooks",
+    }
+)
+"""Hooks that every module has; empty ones are left out."""
+
+
+def module_leaf(objects: TorchObjects, call: Call) -> Leaf[TensorParts] | None:
+    """Return the tensors of a pickled ``torch.nn.Module`` under the names of its state dict, or None.
+
+    Names are the dotted paths of ``_modules`` keys. All other attributes of the modules are plain data;
+    tensors among them, such as buffers that aren't persistent, follow those of the state dict. All storages
+    that the module refers to are checked.
+    """
+    if not is_module(call):
+        return None
+    tensors: list[tuple[Path, TensorParts]] = []
+    classes: dict[str, str] = {}
+    attributes: dict[str, object] = {}
+    modules = list(_modules(objects, call))
+    for prefix, module in modules:
+        classes[prefix.rstrip(".")] = str(describe(module.function))
+        for key, node in _other_attributes(module).items():
+            name = f"{prefix}{describe(key)}"
+            while name in attributes:  # attributes may have dots in their names
+                name = f"<{name}>"
+            attributes[name] = node
+        # Its own part of the state dict: parameters, then persistent buffers.
+        buffers = module.state["_buffers"].items()
+        state_items = [*module.state["_parameters"].items()]
+        state_items += (item for item in buffers if not _is_non_persistent(module.state, item[0]))
+        for key, node in state_items:
+            leaf = objects.leaf(node)
+            for path, parts in leaf.tensors if leaf else ():
+                name = f"{prefix}{describe(key)}"
+                tensors.append(((name, *path), replace(parts, role=Role.WEIGHTS)))
+    budget, spent = objects.budget, objects.budget.visits
+    # An attribute that refers to a module (a cycle, often) is described by the module's first name.
+    names = {id(module): f"<the module {prefix.rstrip('.')!r}>" for prefix, module in reversed(modules)}
+    with objects.name_nodes(names):
+        others = flatten(attributes, objects.leaf, objects.path, budget=budget)
+    tensors += [(path, replace(parts, role=Role.OTHER)) for path, parts in others.tensors]
+    objects.check_references(call)
+    plain: dict[str, object] = {"<class>": classes[""], "modules": classes}
+    plain |= {"attributes": others.plain} if others.plain else {}
+    return Leaf(tuple(tensors), plain, budget.visits - spent)
+
+
+def _other_attributes(module: Call) -> dict[Any, Any]:
+    """Return a module's attributes besides its state dict, by name."""
+    state = module.state
+    attributes = {name: node for name, node in state["_buffers"].items() if _is_non_persistent(state, name)}
+    attributes |= {name: node for name, node in state["_modules"].items() if not _is_child(node)}
+    attributes |= {
+        key: node
+        for key, node in state.items()
+        if key not in _STATE_DICT_ATTRIBUTES and (node or key not in _HOOKS)
+    }
+    parts: list[tuple[str, object]] = [("<args>", module.args), ("<kwargs>", module.kwargs)]
+    parts += [("<items>", module.items), ("<pairs>", module.pairs)]
+    return attributes | {key: node for key, node in parts if node}
+
+
+def _modules(objects: TorchObjects, root: Call) -> Iterator[tuple[str, Call]]:
+    """Yield all modules with their dotted prefixes, parents first."""
+    pending = [("", 0, root)]
+    count = 0
+    while pending:
+        prefix, depth, module = pending.pop()
+        count += 1
+        if depth > MAX_MODULE_NESTING or count > MAX_MODULES:
+            raise objects.exceeded(f"{count:,} modules, nested {depth} deep")
+        yield prefix, module
+        children = [
+            (f"{prefix}{describe(name)}.", depth + 1, child)
+            for name, child in module.state["_modules"].items()
+            if _is_child(child)
+        ]
+        pending += reversed(children)
+
+
+def _is_non_persistent(state: dict[str, Any], name: object) -> bool:
+    """Return whether a buffer isn't persistent, so that it isn't in the state dict."""
+    hidden = state.get("_non_persistent_buffers_set")
+    return isinstance(hidden, set | frozenset | list | tuple) and name in hidden
+
+
+def _is_child(node: object) -> bool:
+    return isinstance(node, Call) and is_module(node)
+
+
+def is_module(call: Call) -> bool:
+    state = call.state
+    return isinstance(state, dict) and all(
+        isinstance(state.get(key), dict) for key in ("_parameters", "_buffers", "_modules")
+    )

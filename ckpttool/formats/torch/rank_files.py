@@ -79,11 +79,16 @@ def parse_rank_file(path: str) -> RankFile | None:
 
 
 def rank_files(entries: Entries) -> Iterator[RankFile]:
+    """Yield the files among the entries whose names end in the number of a rank, of any number of saves."""
     return (file for entry in entries.values() if (file := parse_rank_file(entry.path)) is not None)
 
 
 def files_at(probe: Probe) -> list[RankFile]:
-    """Return the files of the ranks at a path: a directory, or the common stem of their names."""
+    """Return the files of all ranks of the one save at a path, as ``RankFiles`` opens it, by stem and rank.
+
+    The path is a directory of theirs, or the common stem of their names (``interface.ranked_paths`` lists the
+    files of a stem). ``rank_files`` finds all such files of a directory, which may be of several saves.
+    """
     if probe.is_directory:
         return _files_of_one_save(probe.entries)
     if fs.lexists(probe.path):
@@ -110,6 +115,7 @@ def files_by_stem(files: Iterable[RankFile]) -> dict[str, list[RankFile]]:
 
 
 def matches_at_ends(path: str, pattern: re.Pattern[bytes]) -> bool:
+    """Return whether a file has the pattern in its first or last ``_SEARCHED`` bytes."""
     try:
         with fs.open_source(path) as source:
             length = min(source.size, _SEARCHED)

@@ -28,7 +28,7 @@ from ckpttool.formats.content.plain_data import describe
 from ckpttool.formats.content.tree import Leaf, TensorParts, flatten
 from ckpttool.formats.interface import Format, Probe
 from ckpttool.formats.torch.legacy import (
-    Pickles,
+    LegacyPickles,
     module_fields,
     note_embedded_sources,
     storage_spans,
@@ -63,7 +63,7 @@ class PytorchTar(Format):
 
     def open(self, probe: Probe) -> Checkpoint:
         members, findings = read_tar(probe.source)
-        pickles = Pickles(probe.source)
+        pickles = LegacyPickles(probe.source)
         with attach_safety(pickles.safety):
             contents = _TarContents(pickles, members, findings)
             root, leaf = contents.root(), _TarObjects(probe.path, contents).leaf
@@ -162,7 +162,7 @@ def _number(source: Source, field: bytes, where: str) -> int:
 class _TarReader:
     """Reads the pickles and numbers of a member, one after another."""
 
-    def __init__(self, pickles: Pickles, member: TarMember) -> None:
+    def __init__(self, pickles: LegacyPickles, member: TarMember) -> None:
         self.source, self._pickles, self._member = pickles.source, pickles, member
         self.offset = member.offset
 
@@ -218,7 +218,9 @@ class _TarContents:
         storages: Those and the views of them.
     """
 
-    def __init__(self, pickles: Pickles, members: dict[str, TarMember], findings: list[Finding]) -> None:
+    def __init__(
+        self, pickles: LegacyPickles, members: dict[str, TarMember], findings: list[Finding]
+    ) -> None:
         self._pickles, self._members, self._findings = pickles, members, findings
         self.stored: dict[int, Storage] = {}
         self.storages: dict[int, Storage] = {}
@@ -276,7 +278,7 @@ class _TarContents:
                 reader.fail(f"a tensor of {axes:,} axes")
             shape, strides = reader.integers(axes), reader.integers(axes)
             (offset,) = reader.integers(1)
-            self.tensors[key] = self._objects.view(storage, storage.dtype, offset, shape, strides)
+            self.tensors[key] = self._objects.tensor_view(storage, storage.dtype, offset, shape, strides)
         self._findings += reader.trailing_findings()
 
     def _storage_of(self, reader: _TarReader, key: object) -> Storage:
@@ -307,4 +309,4 @@ class _TarObjects(TorchObjects):
             found = f"a reference to {describe(node.id)}, which is not there"
             raise DamagedCheckpoint(self.path, found, where="pickle", code="tensor-damaged")
         shape = (storage.nbytes // storage.dtype.itemsize,)
-        return Leaf((((), self.view(storage, storage.dtype, 0, shape, (1,))),))
+        return Leaf((((), self.tensor_view(storage, storage.dtype, 0, shape, (1,))),))

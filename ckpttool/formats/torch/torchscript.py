@@ -149,7 +149,7 @@ class _ArchivePickles:
                         rest = not_scanned(member.name, message)
                         self.safety |= dict.fromkeys((*failure.safety, rest))
                     self.findings.append(error_of(failure, failure.where or member.name))
-        others = self._records.judge_except(lambda name: name in self._read or is_storage(name))
+        others = self._records.judge_others(self._read, is_storage)
         self.safety |= dict.fromkeys(others)
 
     def undefined_classes(self, code: Mapping[bytes, bytes]) -> Iterator[Finding]:

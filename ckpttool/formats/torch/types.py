@@ -1,5 +1,7 @@
 """PyTorch's element types, storage classes, shapes and layouts, as a pickle names them.
 
+The parameters of a quantizer and the component tensors of a sparse tensor have their names here as well.
+
 Source: PyTorch ``torch/_utils.py``, ``torch/storage.py``.
 """
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -82,7 +82,7 @@ class PytorchZip(Format):
             spans=lambda: records.spans(flat.tensors),
             producer=Producer("pytorch"),
             findings=findings,
-            safety=(*judged.safety, *records.judge_others("data.pkl")),
+            safety=(*judged.safety, *records.judge_others(("data.pkl",))),
             records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or storages.holds(name)),
             tree=tree_builder(root, objects.leaf, probe.path, torch_node),
         )
@@ -138,6 +138,8 @@ class Records:
         for other, member in (archive.rescue.aliases if archive.rescue else {}).items():
             self.by_name.setdefault(other.partition("/")[2].casefold(), member)
 
+    # Records that the formats read -------------------------------------------------------------------
+
     def text(self, name: str) -> str | None:
         """Return the text of a small record, or None if there is none."""
         member = self.by_name.get(name)
@@ -177,6 +179,8 @@ class Records:
         start = self.archive.offset(member)
         return read_pickles(self.archive.content(member), start, start + member.size, member.name)
 
+    # Records that no format reads ---------------------------------------------------------------------
+
     def unknown(self, is_known: Callable[[str], bool]) -> dict[str, str]:
         """Return a description of each record that neither the format nor the archive uses, by name."""
         return {
@@ -195,12 +199,14 @@ class Records:
     def _describe(self, member: Member) -> str:
         return describe_member(member, has_checksums=self.archive.has_checksums)
 
-    def judge_others(self, known: str = "") -> Iterator[Finding]:
-        """Judge all pickles but the known one, wherever they are in the archive."""
-        return self.judge_except(lambda name: name.startswith("data/") or name == known)
+    # Other pickles in the archive -------------------------------------------------------------------
 
-    def judge_except(self, is_read: Callable[[str], bool]) -> Iterator[Finding]:
-        """Judge all pickles and arrays of objects for which ``is_read``, given the lower-case name, is false.
+    def judge_others(
+        self,
+        read: Collection[str] = (),
+        is_storage: Callable[[str], bool] = lambda name: name.startswith("data/"),
+    ) -> Iterator[Finding]:
+        """Judge all pickles and arrays of objects that are neither storages nor ``read``, by lower-case name.
 
         No framework loads them by itself, but a program that ships one may (``np.load`` opens any zip).
         """
@@ -211,7 +217,7 @@ class Records:
             yield not_scanned(self.by_name[_OLD_SCRIPT].name, message)
         for member in self.archive.members:
             name = member.name.partition("/")[2].casefold()
-            if is_read(name):
+            if name in read or is_storage(name):
                 continue
             if name == "data.pkl" or self._is_pickle(member):
                 content, start = self.archive.content(member), self.archive.offset(member)
@@ -234,6 +240,8 @@ class Records:
             return content.read(start, min(member.size, len(NPY_MAGIC)), member.name)
         except CheckpointError:  # what can't be inflated fails its checksum
             return b""
+
+    # The archive as a whole ---------------------------------------------------------------------------
 
     def findings(self) -> Iterator[Finding]:
         """Yield findings about the archive: its directory, lost records, its version."""

@@ -27,7 +27,7 @@ from ckpttool.formats.torch.dcp import METADATA, TorchDcp
 from ckpttool.formats.torch.dcp_safetensors import DcpSafetensors
 from ckpttool.formats.torch.deepspeed import DeepSpeed
 from ckpttool.formats.torch.rank_files import parse_rank_file
-from ckpttool.formats.torch.rank_set import RankFiles
+from ckpttool.formats.torch.ranks_format import RankFiles
 from ckpttool.storage import fs
 
 _BEHIND_A_PREFIX = re.compile(r"(\.index|\.meta|\.data-\d{5}-of-\d{5}|-\d{5}-of-\d{5})$")

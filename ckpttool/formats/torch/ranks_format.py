@@ -1,4 +1,8 @@
-"""The files of all ranks of one save, recognised by their names; see ``rank_files``."""
+"""The format of a save in which each rank wrote its own file, recognised by the files' names.
+
+``rank_files.py`` parses the names. ``ranks.py`` opens the files and assembles their tensors; it is imported
+only when a checkpoint is opened.
+"""
 
 from __future__ import annotations
 
