@@ -1,4 +1,4 @@
-"""Changes directories on a disk: names are moved into stages and back, below open directories."""
+"""Engine for directories on a disk, which are locked, and changed by links and renames."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class DiskEngine(Engine):
 
     def journals(self) -> list[str]:
         paths: list[str] = []
-        with suppress(CheckpointError):  # what can't be read holds nothing that we could settle
+        with suppress(CheckpointError):  # an unreadable directory has no journal that could be settled
             paths += stages(StateDir(self.directory))
         with suppress(CheckpointError):
             if may_keep_state_beside(self.directory):
@@ -84,7 +84,7 @@ class DiskEngine(Engine):
             try:
                 fs.lstat(path)
             except PermissionError:
-                pass  # in another user's stage, where nobody else can tell: it may be there
+                pass  # another user's stage can't be entered; the journal may exist
             except OSError:
                 continue
             pending.append(path)
@@ -94,7 +94,7 @@ class DiskEngine(Engine):
         stage = os.path.dirname(journal)
         try:
             return other_owner(fs.lstat(stage), fs.stat(state_dir_of_stage(stage).directory))
-        except OSError:  # it has just gone
+        except OSError:  # its command has just removed it
             return None
 
     def hidden_names(self) -> frozenset[str]:
@@ -113,7 +113,7 @@ class DiskEngine(Engine):
         paths = stages(StateDir(self.directory))
         try:
             paths += stages(state_dir_beside(self.directory))
-        except AccessDenied:  # nobody else needs to be able to list the directory around one
+        except AccessDenied:  # the parent needs to be listed only if it may hold stages
             if may_keep_state_beside(self.directory):
                 raise
         return paths
@@ -127,7 +127,7 @@ class DiskEngine(Engine):
 
 
 def _remove_from_place(place: int, group: Group, *, dry_run: bool) -> int:
-    """Remove a checkpoint from the trash; return how many bytes that frees, or would."""
+    """Remove a checkpoint from the trash; return the bytes that this frees, or would free."""
     freed = sum(_freed_bytes(place, file) for file in group.contents.files)
     require_unmounted(place, group.members)
     if dry_run:
@@ -137,7 +137,7 @@ def _remove_from_place(place: int, group: Group, *, dry_run: bool) -> int:
         for _ in purge(place, group.contents, may_be_gone=True):
             pass
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # what else lies there is told, and left
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # unlisted files are kept, and reported
             raise
     return freed
 
@@ -152,11 +152,11 @@ def _freed_bytes(place: int, file: Fingerprint) -> int:
     return status.st_size if status.st_nlink == 1 else 0
 
 
-# Checkpoints on their way ---------------------------------------------------------------------------
+# Names hidden by journals ---------------------------------------------------------------------------
 
 
 def _hidden_names(directory: str, stage: str, listed: OperationList) -> set[str]:
-    """Return the names in a directory under which checkpoints that a journal moves don't count."""
+    """Return the names in a directory that aren't checkpoints while a journal moves them."""
     names = {
         one.name for one in listed.pointers if (one.after if listed.is_committed else one.before) is None
     }
@@ -176,12 +176,14 @@ def _hidden_names(directory: str, stage: str, listed: OperationList) -> set[str]
 def _hidden_names_of(
     directory: str, roots: OpenRoots, number: int, group: Group, *, is_done: bool
 ) -> Iterator[str]:
-    # The name of a file that is replaced is never free.
+    # A file that replaces another one hides nothing: its name always has one of the two.
     moves = [one for one in roots.listed.of_groups[number] if one.file is None and one.replaces is None]
     come = [one for one in moves if not one.target.is_private]
     moved = [one for one in moves if roots.has_moved(one)]
     if come and not is_done:
-        # Under new names it doesn't count yet, unless it was renamed: a directory never has both.
+        # Before the commit, a checkpoint counts under its old names while it has all of them, and its new
+        # names are hidden. A directory has only one name at a time: once all parts are moved, the new names
+        # count.
         is_home = all(roots.status(Location(roots.listed.home(number), name)) for name in group.members)
         if is_home or len(come) > len([one for one in come if one in moved]):
             yield from (one.target.path for one in come if one in moved)
@@ -197,9 +199,9 @@ def _names_left(directory: str, group: Group) -> Iterator[str]:
         noted = [file for file in group.contents.files if file.path.split(os.sep)[0] == name]
         try:
             now = contents(directory, [name]).files
-        except OSError:  # gone, or unreadable: then it is hidden, too
+        except OSError:  # missing or unreadable: hidden as well
             now = ()
-        # In a copy of the directory, inodes are others.
+        # Inodes aren't compared: in a copy of the directory, all of them differ.
         kept = {(file.path, file.size, file.mtime_ns) for file in noted}
         if not now or any((file.path, file.size, file.mtime_ns) in kept for file in now):
             yield name

@@ -26,12 +26,12 @@ class UndoMethod(Enum):
 
 
 class Restorable(NamedTuple):
-    """Which groups of an undo can be restored.
+    """Groups of an undo step that can be restored.
 
     Attributes:
-        numbers: Groups that can be.
-        in_place: Those of them that are in their places already.
-        failures: Why others can't be, by path.
+        numbers: Groups that can be restored, or are in place already.
+        in_place: The groups that are in place already.
+        failures: Reasons why the others can't be restored, by path.
     """
 
     numbers: list[int]
@@ -69,8 +69,8 @@ class Engine(ABC):
 
         Args:
             removals: The checkpoints.
-            identity: Of the command.
-            method: How it is to be undone.
+            identity: Identity of the command.
+            method: The way in which it can be undone.
         """
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Engine(ABC):
 
     @abstractmethod
     def age(self, identity: str) -> float:
-        """Return how long ago a command was recorded, in seconds."""
+        """Return the age of a command's record, in seconds."""
 
     # Interrupted commands
 
@@ -108,7 +108,7 @@ class Engine(ABC):
 
     @abstractmethod
     def owner_of(self, journal: str) -> str | None:
-        """Return the other user that a journal belongs to; None if it can be recovered."""
+        """Return the other user who owns a journal; None if it can be recovered."""
 
     @abstractmethod
     def hidden_names(self) -> frozenset[str]:
@@ -116,7 +116,7 @@ class Engine(ABC):
 
     @abstractmethod
     def leftovers(self) -> list[str]:
-        """Return the paths of all that interrupted commands left, with and without a journal."""
+        """Return the paths of everything that interrupted commands left, with and without a journal."""
 
     @abstractmethod
     def settle(self, path: str) -> Settled | None:

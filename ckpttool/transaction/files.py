@@ -1,4 +1,4 @@
-"""Which files a checkpoint consists of, and how a change to one of them is noticed."""
+"""Files of a checkpoint, and the fingerprints that reveal a change to one of them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ckpttool.storage import fs, held
 from ckpttool.storage.directories import FOLLOWS_NOTHING
 
 MAX_LEVELS = 100
-"""How deep directories may lie in a checkpoint: each is open while those in it are looked at."""
+"""Limit on nested directories in a checkpoint: each takes an open descriptor while it is walked."""
 
 
 class StalePlan(Exception):
-    """What is on the disk isn't what the plan was made for.
+    """The files on the disk don't match the plan.
 
     Attributes:
-        problem: What is different.
-        since_plan: Whether it has become so since the plan was made.
+        problem: The difference, in words.
+        since_plan: Whether it is a change since the plan was made.
     """
 
     def __init__(self, problem: str, *, since_plan: bool = False) -> None:
@@ -32,7 +32,7 @@ class StalePlan(Exception):
 
 
 class NameTaken(StalePlan):
-    """Another file has the name that a file was to get."""
+    """Another file has the new name of a file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{os.path.basename(path)} already exists")
@@ -40,13 +40,13 @@ class NameTaken(StalePlan):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a file was when it was looked at.
+    """Identity and state of a file when the plan was made.
 
     Attributes:
-        path: Relative to the directory in which its checkpoint lies.
-        size: In bytes.
-        links: How many names it has; others may come and go without a change to it.
-        version: ETag of an object in a store.
+        path: Path relative to the directory of its checkpoint.
+        size: Size in bytes.
+        links: Number of hard links; not compared, since adding or removing one doesn't change the file.
+        version: ETag of an object in a store; empty on a disk.
     """
 
     path: str
@@ -58,18 +58,19 @@ class Fingerprint:
     version: str = field(default="", compare=False, kw_only=True)
 
     def is_of(self, status: os.stat_result) -> bool:
-        """Return whether a file is this one, even if the file system was mounted anew since."""
+        """Return whether a file is this one, unmodified."""
+        # The device isn't compared: its number may change when the file system is mounted anew.
         return (status.st_ino, status.st_size, status.st_mtime_ns) == (self.inode, self.size, self.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """All files below some names of a directory, and the directories that they lie in.
+    """All files at or below some names of a directory, and all directories among them.
 
     Attributes:
-        crosses: Whether a directory among them lies on another device than the one that it is in. Of files
-            that says nothing: an overlay gives theirs as those of its layers.
-        symlinks: Which of the files are symlinks, by their paths; a journal doesn't tell.
+        crosses: Whether a directory is on another device than its parent. Devices of files aren't compared,
+            because an overlay reports those of its layers.
+        symlinks: Paths of the files that are symlinks; not recorded in journals.
     """
 
     files: tuple[Fingerprint, ...] = ()
@@ -88,11 +89,11 @@ class Contents:
         return Contents(files, tuple(map(new, self.directories)))
 
     def is_same_as(self, other: Contents) -> bool:
-        """Return whether nothing was changed, added or taken away, in whatever order it is listed."""
+        """Return whether both have the same files and directories, in any order."""
         return set(self.files) == set(other.files) and set(self.directories) == set(other.directories)
 
     def has_sizes_of(self, other: Contents) -> bool:
-        """Return whether the same files have the same sizes, but for manifests, which may come later."""
+        """Return whether both have the same files and sizes, except for manifests, which may come later."""
         ours, theirs = (
             {(file.path, file.size) for file in one.files if not file.path.endswith(SIDECARS)}
             for one in (self, other)
@@ -101,20 +102,20 @@ class Contents:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(file.size for file in self.files)
 
     @property
     def modified_ns(self) -> int:
-        """Return when the newest file was changed, in nanoseconds since 1970."""
+        """Modification time of the newest file, in nanoseconds since 1970."""
         return max((file.mtime_ns for file in self.files), default=0)
 
 
 def contents(directory: str | int, members: Iterable[str]) -> Contents:
-    """Return what lies at some names of a directory; symlinks are looked at, never through.
+    """Return the contents at or below some names of a directory; symlinks aren't followed.
 
     Raises:
-        OSError: Something there can't be looked at, or vanished.
+        OSError: An entry can't be read, or has vanished.
     """
     files: list[Fingerprint] = []
     devices: dict[str, int] = {}
@@ -142,7 +143,7 @@ def joined(parts: Iterable[Contents]) -> Contents:
 
 
 def fingerprint(path: str, status: os.stat_result) -> Fingerprint:
-    """Return what a file is now, from its ``lstat``."""
+    """Return the fingerprint of a file from its ``lstat``."""
     return Fingerprint(
         path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_nlink
     )
@@ -176,11 +177,13 @@ def _below(directory: str | int, name: str, levels: int) -> Iterator[tuple[str, 
 
 @contextmanager
 def opened(path: str, parent: int | None = None) -> Iterator[int]:
-    """Open a directory and yield its descriptor; below ``parent`` no symlink is followed, at no step.
+    """Open a directory and yield its descriptor; below ``parent``, no symlink is followed.
 
     Raises:
-        OSError: There is none, or it is something else.
+        OSError: It doesn't exist, or isn't a directory.
     """
+    # O_NOFOLLOW concerns only the last component of a path. So each component is opened on its own, relative
+    # to the descriptor of the one before.
     if parent is None:
         descriptor = held.open_directory(path)
     else:
@@ -199,14 +202,14 @@ def opened(path: str, parent: int | None = None) -> Iterator[int]:
 
 @contextmanager
 def opened_parent(path: str, place: int) -> Iterator[tuple[int, str]]:
-    """Open the directory that a path lies in, and yield it with the name in it."""
+    """Open the parent directory of a path, and yield its descriptor with the name of the entry."""
     above, name = os.path.split(path)
     with opened(above, place) as directory:
         yield directory, name
 
 
 def status_of(name: str, directory: int) -> os.stat_result | None:
-    """Return the status of a name in an open directory, or None where there is none."""
+    """Return the status of an entry in an open directory; None if it is missing."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
@@ -214,7 +217,7 @@ def status_of(name: str, directory: int) -> os.stat_result | None:
 
 
 def status_at(path: str, place: int) -> os.stat_result | None:
-    """Return the status of a path below an open directory, or None where there is none."""
+    """Return the status of a path below an open directory; None if it is missing."""
     try:
         with opened_parent(path, place) as (directory, name):
             return status_of(name, directory)

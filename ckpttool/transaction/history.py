@@ -61,8 +61,9 @@ class CommandRecord(NamedTuple):
         identity: Identity of the command.
         kind: "trash", "rename", or "prune" in a bucket that keeps versions.
         steps: Undo steps, in the order in which the journals were done.
-        is_told: Whether the user was told that the rest can't be undone.
-        root: Inode of the directory, if its trash is next to it and has only its name; None in older records.
+        is_told: Whether the user has been warned that the rest can't be undone.
+        root: Inode of the directory, if its trash is next to it, where only the name refers to it. None in a
+            trash inside of the directory, and in older records.
     """
 
     directory: str
@@ -90,7 +91,7 @@ class CommandRecord(NamedTuple):
 
 
 def inode_of(directory: str) -> int | None:
-    """Return the inode of a directory; None where there is none."""
+    """Return the inode of a directory; None if it doesn't exist."""
     try:
         return fs.stat(directory).st_ino
     except OSError as error:
@@ -100,13 +101,13 @@ def inode_of(directory: str) -> int | None:
 
 
 def moment_of(identity: str) -> str:
-    """Return when a command was run: local time, and how far that is from UTC."""
+    """Return the time of a command as local time with its UTC offset."""
     from datetime import datetime
 
     try:
         when = datetime.strptime(f"{identity[:15]}+0000", "%Y%m%dT%H%M%S%z")
         return when.astimezone().isoformat(" ")
-    except (ValueError, OverflowError, OSError):  # the directory's name is no time that we wrote
+    except (ValueError, OverflowError, OSError):  # a directory of this name that we didn't make
         return identity
 
 
@@ -126,7 +127,7 @@ def identities(state_dir: StateDir) -> list[str]:
 
 
 def read_record(directory: str, state_dir: StateDir, identity: str) -> CommandRecord | None:
-    """Return the record of a command, or None where there is none."""
+    """Return the record of a command; None if it has none."""
     require_own_trash(state_dir)
     if not fs.lexists(state_dir.trash_place(identity)):
         return None
@@ -259,7 +260,7 @@ def require_own_trash(state_dir: StateDir) -> None:
 
 def _directory_of_trash(state_dir: StateDir) -> str:
     is_there = fs.isdir(state_dir.directory)
-    return state_dir.directory if is_there else state_dir.path  # it may have got another name
+    return state_dir.directory if is_there else state_dir.path  # the directory may have been renamed
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Journals: the operations of one command in one directory, grouped by checkpoint.
 
-See ``operations`` for what is done with them, and ``journal_documents`` for their text.
+``operations`` executes them, and ``journal_documents`` writes and parses them as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILES = "0"
 """Directory in a stage, or in a command's place in the trash, for the files of one directory."""
 
 CONTENT, REPLACED = "content", "replaced"
-"""Directories in the stage of an output: for what is written, and for what it replaces."""
+"""Directories in the stage of an output: for the new files, and for the files that they replace."""
 
 IDENTITY = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[0-9a-f]{8}")
 
@@ -44,7 +44,7 @@ class Location(NamedTuple):
 
 
 class StoredFile(NamedTuple):
-    """A file whose name another one takes: where it is set aside before, and its fingerprint."""
+    """File that another one replaces: where it is set aside, and its fingerprint."""
 
     location: Location
     file: Fingerprint
@@ -53,14 +53,14 @@ class StoredFile(NamedTuple):
 class Move(NamedTuple):
     """Operation that renames a file or a directory of a checkpoint.
 
-    A file is linked to a new name in the directory, and its old name is unlinked after the commit. If it
-    replaces another one, it is renamed over that; from the trash, where a link of it stays until then.
+    A new name in the directory is a hard link, and the old name is unlinked after the commit. A file that
+    replaces another one is renamed over it; one from the trash keeps a link there until the commit.
 
     Attributes:
         group: Number of the checkpoint in ``OperationList.groups``.
-        source, target: Old and new path.
-        file: Fingerprint, if the file isn't in the contents of the group: a replacement that enters the
-            checkpoint, or leaves it by an undo.
+        source, target: Old and new location.
+        file: Fingerprint of a file that isn't in the group's contents: a replacement that enters the
+            checkpoint, or leaves it by an undo. None for all others.
         replaces: The file that has the new name now, and where it is set aside; None if the name is free.
     """
 
@@ -72,17 +72,17 @@ class Move(NamedTuple):
 
     @property
     def is_new(self) -> bool:
-        """Whether it brings a file that waits elsewhere in the directory."""
+        """Whether it brings a file into the checkpoint from elsewhere in the directory."""
         return self.file is not None and not self.target.is_private
 
     @property
     def is_within(self) -> bool:
-        """Whether it gives a part of the checkpoint another name in the directory."""
+        """Whether it renames a part of the checkpoint within the directory."""
         return self.file is None and not (self.source.is_private or self.target.is_private)
 
     @property
     def locations(self) -> tuple[Location, ...]:
-        """Return all paths that it changes."""
+        """All locations that it changes."""
         aside = () if self.replaces is None else (self.replaces.location,)
         return (self.source, self.target, *aside)
 
@@ -92,10 +92,10 @@ class Rewrite(NamedTuple):
 
     Attributes:
         name: Its path relative to the directory, after all moves.
-        before: Its text now; None if it is new. Bytes that are no UTF-8 are surrogates.
+        before: Its text when the plan was made; None if it is new. Bytes that aren't UTF-8 are surrogates.
         after: Its new text; None if it is removed.
         like: Path whose mode and timestamps a new file copies; its own path keeps its timestamps.
-        is_link: Whether it is a symlink, whose text is its target.
+        is_link: Whether it is a symlink; its text is the target then.
     """
 
     name: str
@@ -117,12 +117,12 @@ class Group(NamedTuple):
     """One checkpoint of a journal: all of its operations are done or none.
 
     Attributes:
-        path: How the user knows it.
-        members: Its top-level paths before the first operation, in the order in which they leave: an index
-            first, data last. Relative to the directory; of an undo from the trash, to its place there.
-        contents: Its files as they were when the plan was made, relative to the same place.
-        survivors: Names in the directory, without which a removal isn't wanted any more.
-        new_name: What a renaming calls it.
+        path: Its path, for messages.
+        members: Its top-level paths before the first operation, in the order in which they leave: the index
+            first, data last. Relative to the directory, or to the place in the trash.
+        contents: Its files when the plan was made, relative to the same place.
+        survivors: Names that must still exist in the directory for recovery to complete a removal.
+        new_name: The name that a rename gives it; None for other commands.
     """
 
     path: str
@@ -142,15 +142,15 @@ class OperationList:
     """Operations of one journal, in the order in which they are done.
 
     Attributes:
-        kind: What for.
+        kind: Kind of the command.
         groups: The checkpoints.
-        operations: What is done; see ``operations``.
-        identity: Of the command; all directories in which it works have it in common, and its trash is named
-            after it. None of what isn't recorded.
+        operations: The operations; see ``operations``.
+        identity: Identity of the command, the same in all directories that it changes; its place in the trash
+            has this name. None if the command isn't recorded.
         done: Numbers of the committed groups; None before the commit.
-        leader: Relative path of the directory whose commit counts for this one, too; None without one.
+        leader: Relative path of the directory whose commit counts for this one, too; None without a leader.
         followers: Relative paths of the directories that this one is the leader of.
-        is_copy: Whether the stage was copied since, with the directory; None if the journal doesn't tell.
+        is_copy: Whether the stage was copied since, with the directory; None if the journal lacks its inode.
     """
 
     kind: Kind
@@ -168,7 +168,7 @@ class OperationList:
         return self.commits(self.done)
 
     def commits(self, done: frozenset[int] | None) -> bool:
-        """Return whether these groups make a commit: None is before it, an empty set is withdrawn."""
+        """Return whether these done groups are a commit; None is before it, an empty set was withdrawn."""
         return bool(done) or (done is not None and not self.groups)
 
     @property
@@ -177,8 +177,8 @@ class OperationList:
         return not any(self.unlinked(number) for number in range(len(self.groups)))
 
     def unlinked(self, number: int) -> list[Location]:
-        """Return where in the stage files of a group end, which are unlinked after the commit."""
-        if self.kind == "output":  # its stage is removed with all in it
+        """Return the locations in the stage at which files of a group are unlinked after the commit."""
+        if self.kind == "output":  # its area is removed as a whole
             return []
         steps = self.of_groups[number]
         sources = {one.source for one in steps}
@@ -192,7 +192,7 @@ class OperationList:
 
     @property
     def is_removal(self) -> bool:
-        """Whether checkpoints are removed, for good or to the trash, each for itself if pointers allow it."""
+        """Whether checkpoints are removed, for good or to the trash."""
         return self.kind in ("remove", "trash")
 
     @property
@@ -260,7 +260,7 @@ class OperationList:
         return found
 
     def rewritten(self, number: int) -> frozenset[str]:
-        """Return the paths of a group's files that the list rewrites, so that their fingerprints change."""
+        """Return the paths of a group's files that are rewritten, so that their fingerprints change."""
         if not self._rewritten:
             return frozenset()
         ends = self.ends(number)
@@ -323,6 +323,9 @@ class OperationList:
         spare = SpareLocations()
         moves: list[Move] = []
         pointers: list[Rewrite] = []
+        # A file that the group doesn't list (``file``) came into the checkpoint: its inverse moves it into
+        # the stage, to be unlinked. If it replaced another file, that one comes back from where it was set
+        # aside, and replaces the new one in turn.
         for one in reversed(self.operations):
             if isinstance(one, Rewrite):
                 like = one.like and self.old_path(one.like)
@@ -334,7 +337,7 @@ class OperationList:
             else:
                 new = StoredFile(spare.location(one.target.path), one.file)
                 moves.append(Move(one.group, one.replaces.location, one.target, replaces=new))
-        # An index is the last to come, again: what got another name here gets it in the same order.
+        # Renames within the directory keep their order, in which the index comes last.
         within = [one for one in moves if one.is_within]
         first = [*reversed(within), *(one for one in moves if not one.is_within)]
         groups = tuple(
@@ -350,7 +353,7 @@ class OperationList:
 
 
 class SpareLocations:
-    """Allocates paths in the stage, each in its own directory, since files may share a name."""
+    """Allocator of paths in the stage, each in its own directory, since files may share a name."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -365,9 +368,9 @@ def output_operations(target: str, new: Mapping[str, Contents], old: Mapping[str
     """Return the operations that set the old files aside and move the output to its target.
 
     Args:
-        target: How the user knows it.
-        new: Its names, in the order in which they come, each with what lies there.
-        old: The names of what gives way, in the order in which it leaves, likewise.
+        target: Path of the output, for messages.
+        new: Contents of the output by name, in the order in which they are moved in.
+        old: Contents that it replaces by name, in the order in which they are moved out.
     """
     paths = {name: os.path.join(CONTENT, name) for name in new}
     kept = Group(target, tuple(old), joined(old.values()))
@@ -407,7 +410,7 @@ def _member_at(path: str, members: Container[str]) -> str:
 
 
 def new_identity() -> str:
-    """Return an identity for a command: the time, in UTC, and something random."""
+    """Return a new identity for a command: the time in UTC, and random digits."""
     seconds, rest = divmod(time.time_ns(), 10**9)
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(seconds))
     return f"{moment}.{rest // 1000:06d}Z-{os.urandom(4).hex()}"
@@ -418,10 +421,10 @@ class Recovery:
     """Result of a recovery, by path.
 
     Attributes:
-        finished: What was removed.
-        put_back: What was to be removed, and is back.
-        moved: What became of what was on its way elsewhere, each in a sentence.
-        failed: What could neither be finished nor put back, with the reason.
+        finished: Checkpoints whose removal was completed.
+        put_back: Checkpoints whose removal was reverted.
+        moved: Sentences on the results of other interrupted commands.
+        failed: Reasons why checkpoints could be neither completed nor reverted.
     """
 
     finished: list[str] = field(default_factory=list)

@@ -1,4 +1,8 @@
-"""The text of journals and records: what is read back has the right types, and no name leads elsewhere."""
+"""JSON form of journals and records.
+
+A journal may be damaged or planted. So parsing checks types and names: none leads out of the directory, the
+stage or the trash.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,9 @@ def operations_document(listed: OperationList) -> dict[str, Any]:
 
 
 def _operation_document(one: Operation, listed: OperationList) -> tuple[Any, ...]:
-    """Return an operation as plain data: a move of a file that the group doesn't list is a ``put``."""
+    """Return an operation as plain data."""
+    # A ``put`` is a move that replaces a file, or brings or takes one that the group doesn't list. It has the
+    # fingerprints of the files with it.
     if isinstance(one, Rewrite):
         return ("relink", one.name, one.before, one.after) if one.is_link else ("write", *one[:4])
     if one.file is None and one.replaces is None:
@@ -69,11 +75,11 @@ def _stored_document(location: Location, file: Fingerprint) -> tuple[Any, ...]:
 
 
 def operations_of(document: Mapping[str, Any], done: object = None) -> OperationList:
-    """Return operations from what ``operations_document`` returned; every name was checked to stay inside.
+    """Parse operations from plain data, see ``operations_document``; all names are checked.
 
     Args:
         document: The plain data.
-        done: Numbers of the committed groups, from the file beside the journal; None without one.
+        done: Numbers of the committed groups, from ``done.json``; None without it.
     """
     kind, identity = document["kind"], document["identity"]
     if kind not in get_args(Kind):
@@ -92,7 +98,7 @@ def operations_of(document: Mapping[str, Any], done: object = None) -> Operation
     groups = []
     for number, group in enumerate(document["groups"]):
         members = tuple(listed.ends(number))
-        if not members and kind != "rename":  # of which all can be texts that are written
+        if not members and kind != "rename":  # in a rename, all operations of a group may be rewrites
             raise ValueError("a checkpoint without members")
         survivors, new_name = tuple(map(name_of, group["survivors"])), optional(name_of, group["new_name"])
         contents = contents_of(group, members)
@@ -131,7 +137,7 @@ def _operations_of(values: Sequence[Any], count: int) -> Iterator[Operation]:
 
 
 def _restored(values: Sequence[Any]) -> Iterator[int]:
-    """Yield the numbers of the groups that come from the trash."""
+    """Yield the numbers of the groups that are restored from the trash."""
     for kind, *fields in values:
         if kind == "move":
             group, source, _ = fields
@@ -144,7 +150,9 @@ def _restored(values: Sequence[Any]) -> Iterator[int]:
 
 
 def _put_of(group: int, path: object, old: Any, new: Any, *, is_restored: bool) -> Move:
-    """Return the move of a file; of a restored checkpoint, the group lists what comes from the trash."""
+    """Return the move that a ``put`` describes."""
+    # A group that is restored from the trash lists the files there, and its move needs no fingerprint of its
+    # own. The file that leaves the checkpoint for it is listed nowhere else.
     here = Location("directory", path_of(path))
     replaced, file = (optional(partial(_stored_of, path=here.path), one) for one in (old, new))
     if file is not None:
@@ -161,7 +169,7 @@ def _stored_of(value: Sequence[Any], path: str) -> StoredFile:
 
 
 def _location_of(value: object) -> Location:
-    """Return a path below a root; in a trash or a stage it is in a numbered directory."""
+    """Parse a location; in a trash or a stage, it has to be in a numbered directory."""
     name, _, path = text_of(value).partition(os.sep)
     root = next((one for one in ROOTS if one == name), None)
     if root is None:
@@ -175,7 +183,7 @@ def _location_of(value: object) -> Location:
 
 
 def _group_number(value: object, count: int) -> int:
-    """Return the number of one of some groups."""
+    """Check that a value is the number of a group."""
     number = count_of(value)
     if not 0 <= number < count:
         raise ValueError(f"no group {number}")
@@ -189,12 +197,12 @@ def _group_numbers(value: object, count: int) -> frozenset[int]:
 
 
 def optional(check: Callable[[Any], T], value: object) -> T | None:
-    """Return what a check returns, or None for None."""
+    """Apply a check to a value, unless it is None."""
     return None if value is None else check(value)
 
 
 def identity_of(value: object) -> str:
-    """Return an identity."""
+    """Check that a value is the identity of a command."""
     identity = text_of(value)
     if not IDENTITY.fullmatch(identity):
         raise ValueError(f"{_shortened(identity)} is no identity")
@@ -202,12 +210,12 @@ def identity_of(value: object) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Return whether a text names an entry of a directory, and nothing elsewhere."""
+    """Return whether a text can be the name of an entry in a directory."""
     return name not in ("", os.curdir, os.pardir) and os.sep not in name and "\0" not in name
 
 
 def text_of(value: object) -> str:
-    """Return a text."""
+    """Check that a value is a string that can be encoded as a file name."""
     if not isinstance(value, str):
         raise TypeError(f"{_shortened(value)} is no text")
     value.encode("utf-8", "surrogateescape")
@@ -215,14 +223,14 @@ def text_of(value: object) -> str:
 
 
 def count_of(value: object) -> int:
-    """Return a number."""
+    """Check that a value is an integer."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{_shortened(value)} is no number")
     return value
 
 
 def name_of(value: object) -> str:
-    """Return a name."""
+    """Check that a value is the name of an entry in a directory."""
     name = text_of(value)
     if not is_name(name):
         raise ValueError(f"{_shortened(name)} leads out of the directory")
@@ -230,7 +238,7 @@ def name_of(value: object) -> str:
 
 
 def path_of(value: object) -> str:
-    """Return a path of one or more names, relative to a directory."""
+    """Check that a value is a relative path, without ``.`` and ``..``."""
     path = text_of(value)
     if not all(map(is_name, path.split(os.sep))):
         raise ValueError(f"{_shortened(path)} leads out of the directory")
@@ -238,12 +246,11 @@ def path_of(value: object) -> str:
 
 
 def _shortened(text: object) -> str:
-    """Return what stands in a journal, shortened for a message."""
     return reprlib.repr(text)
 
 
 def contents_of(document: Mapping[str, Any], members: Iterable[str]) -> Contents:
-    """Return the files and directories that lie at some members."""
+    """Parse the files and directories at or below some members."""
     known = frozenset(members)
     depths = {member.count(os.sep) + 1 for member in known}
 
@@ -264,7 +271,7 @@ def contents_of(document: Mapping[str, Any], members: Iterable[str]) -> Contents
 
 
 def _contents_document(contents: Contents) -> dict[str, Any]:
-    """Return what ``contents_of`` reads."""
+    """Return contents as plain data; see ``contents_of``."""
     return {
         "directories": contents.directories,
         "files": [

@@ -1,4 +1,8 @@
-"""One command at a time changes a directory."""
+"""Locks that let only one command at a time change a directory.
+
+A lock is ``flock`` on a file in the directory, or next to it (``state_dir``). The system releases it when the
+process ends, so a kill leaves a file that any command can lock again.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,14 @@ if TYPE_CHECKING:
 
 LOCK = ".ckpttool.lock"
 WATCH_LOCK = ".ckpttool-watch.lock"
-"""Of the command that watches a directory: others may change it meanwhile, under the other lock."""
+"""Lock of ``watch``; other commands may change the directory meanwhile, under the other lock."""
 BUSY = "locked"
-"""Code of the error that says that another command is at work."""
+"""Code of the error if another command holds a lock."""
 ANOTHER_AT_WORK = "another ckpttool is changing this directory"
 
 _FLAGS = FOLLOWS_NOTHING | getattr(os, "O_NONBLOCK", 0)
 _MODE = 0o644
-"""Others can lock what they can read, so a stale lock file of another user is no obstacle."""
+"""Others can lock a file that they can read, so a stale lock file of another user is no obstacle."""
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """Error numbers of a full disk or quota."""
@@ -43,9 +47,9 @@ _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) -> Iterator[None]:
     """Hold the lock of a directory; its file is removed afterwards.
 
-    ``holder``, such as ``pid 7 on node3 since 2026-01-31T12:00:00``, is written into it, for the message to
-    others. File systems without locks are used without: every step checks each file again anyway. So are
-    stores, where each change has a condition.
+    ``holder``, such as ``pid 7 on node3 since 2026-01-31T12:00:00``, is written into the file, for the error
+    that other commands report. File systems without locks are used unlocked: every step compares the files
+    anyway. So are stores, where each change is conditional.
     """
     where = fs.place_of(directory)
     if not where.can_rename:
@@ -67,10 +71,10 @@ def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) 
                 _write_holder(descriptor, holder)
             yield
         finally:
-            # Its name goes while it is locked: whoever has opened the file meanwhile finds another in its
-            # place, or none, once it gets the lock, and begins again.
+            # The file is unlinked while it is locked. Another process may have opened it before: once that
+            # gets the lock, ``_acquire`` finds another file under the name, or none, and tries again.
             try:
-                with suppress(OSError):  # it would stay behind, unlocked, and the next command uses it
+                with suppress(OSError):  # an unlocked file is left then, which the next command uses
                     if _is_same(place, name, descriptor):
                         place.unlink(name)
             finally:
@@ -78,7 +82,7 @@ def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) 
 
 
 class HeldLocks:
-    """Locks of directories, each held once whatever its path, until the context ends."""
+    """Locks of directories, each taken once under any of its paths, and held until the context ends."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -99,12 +103,14 @@ class HeldLocks:
         return True
 
     def is_held(self, directory: str) -> bool:
-        """Return whether a directory is locked, by whatever path."""
+        """Return whether a directory is locked here, under any of its paths."""
         return _identity_of(directory) in self._held
 
 
 def _identity_of(directory: str) -> object:
-    """Return device and inode of a directory on a disk; paths can't tell bind mounts, nor spellings."""
+    """Return device and inode of a directory on a disk; in a store, its URL."""
+    # A path isn't enough: links, bind mounts and spellings give one directory several. To lock it a second
+    # time would fail, as if another command held the lock.
     if fs.place_of(directory).can_rename:
         with suppress(OSError):  # locking it reports that
             status = fs.stat(directory)
@@ -115,7 +121,7 @@ def _identity_of(directory: str) -> object:
 def clear_stale(directories: Iterable[str]) -> None:
     """Remove stale lock files in directories; those that are held or can't be removed are skipped."""
     for directory in directories:
-        if not fs.place_of(directory).can_rename:  # nor locked
+        if not fs.place_of(directory).can_rename:  # stores aren't locked
             continue
         around, suffix = state_dir_beside(directory)
         if fs.lexists(os.path.join(directory, LOCK)) or fs.lexists(os.path.join(around, LOCK + suffix)):
@@ -124,7 +130,7 @@ def clear_stale(directories: Iterable[str]) -> None:
 
 
 def _write_holder(descriptor: int, holder: str) -> None:
-    """Write the holder into a lock file, unless somebody planted another file there."""
+    """Write the holder into a lock file, unless another file was planted in its place."""
     status = os.fstat(descriptor)
     is_ours = not status.st_size or _read_holder(descriptor) is not None
     if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and is_ours:
@@ -151,7 +157,8 @@ def _acquire(place: OpenDirectory, name: str, *, may_be_directory: bool = True) 
             raise from_os_error(error, path) from error
         try:
             _lock(path, descriptor)
-            # Whoever held it before may have removed the file that we opened.
+            # The holder before may have unlinked the file after we opened it: then the lock protects nothing,
+            # and the next file of this name is tried.
             if stat.S_ISDIR(os.fstat(descriptor).st_mode) or _is_same(place, name, descriptor):
                 return descriptor
         except BaseException:
@@ -161,9 +168,9 @@ def _acquire(place: OpenDirectory, name: str, *, may_be_directory: bool = True) 
 
 
 def _open_lock(place: OpenDirectory, name: str, *, may_be_directory: bool) -> int:
-    """Open a lock file, made if it isn't there, or the directory itself if a full disk has no room for one.
+    """Open a lock file, creating it if needed; on a full disk, open the directory itself to be locked.
 
-    Another user's file is opened to be read alone.
+    Another user's file is opened read-only.
     """
     path, directory = place.at(name), place.descriptor
     try:
@@ -178,8 +185,8 @@ def _open_lock(place: OpenDirectory, name: str, *, may_be_directory: bool) -> in
             return os.open(place.at(os.curdir), flags, dir_fd=directory)
         raise
     status = os.fstat(descriptor)
-    if status.st_nlink == 1 and not status.st_size:  # else it is no lock of ours, whoever planted it
-        with suppress(OSError):  # another's, or a file system without modes
+    if status.st_nlink == 1 and not status.st_size:  # anything else isn't an empty lock file of ours
+        with suppress(OSError):  # another user's, or a file system without modes
             os.fchmod(descriptor, _MODE)
     return descriptor
 

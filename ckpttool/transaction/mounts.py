@@ -1,4 +1,4 @@
-"""What is mounted among a checkpoint's files: it isn't the checkpoint's, and goes nowhere with it."""
+"""Detection of mount points among a checkpoint's files, which are never moved or removed with it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from ckpttool.transaction.paths import is_within
 HOLDS_MOUNT = "holds a mount point"
 
 _MOUNTS = "/proc/self/mountinfo"
-"""Linux's list. It alone tells of a directory that is mounted in a second place of its own file system."""
+"""Linux's list of mounts. Only it shows bind mounts within a file system, whose device is the same."""
 _MOUNT_POINT = 4
-"""Which word of a line that is; see proc(5)."""
+"""Index of the mount point in a line; see proc(5)."""
+# A space in a path is written as ``\040``.
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 _OF_DESCRIPTOR = re.compile(rb"^mnt_id:\s*(\d+)$", re.MULTILINE)
 
 
 def mount_points(below: str | None = None) -> frozenset[str] | None:
-    """Return the paths at which something is mounted, or None where the system has no list of them."""
+    """Return the paths of all mount points; None if the system has no list of them."""
     try:
         with open(_MOUNTS, "rb") as file:
             lines = file.read().splitlines()
@@ -39,13 +40,14 @@ def mount_points(below: str | None = None) -> frozenset[str] | None:
 
 
 def require_unmounted(directory: str | int, names: Iterable[str], known: Contents | None = None) -> None:
-    """Require that nothing is mounted at or below some names of a directory; one that is not there is fine.
+    """Raise OSError (EBUSY) if a mount point is at or below some names of a directory.
 
-    The directory is given by its path, or by its open descriptor; ``known`` is what lies at the names, if
-    somebody has looked.
+    Missing names are fine. The directory is given by its path or its open descriptor; ``known`` are the
+    contents at the names, if they have been read already.
     """
     names = list(names)
     points = mount_points()
+    # Without the list, a directory on another device than its parent is the only sign of a mount.
     if points is None:
         crosses = any(_crosses(directory, name) for name in names) if known is None else known.crosses
     else:
@@ -62,7 +64,7 @@ def _crosses(directory: str | int, name: str) -> bool:
 
 
 def is_mounted(directory: str | int, names: Iterable[str], points: Iterable[str]) -> bool:
-    """Return whether one of some mount points is one of some names of a directory, or lies below it."""
+    """Return whether a mount point is at or below one of some names of a directory."""
     points = list(points)
     if not points:
         return False
@@ -73,13 +75,14 @@ def is_mounted(directory: str | int, names: Iterable[str], points: Iterable[str]
 
 
 def require_one_mount(descriptor: int, other: int) -> None:
-    """Require that two open directories lie in one mount, whatever was mounted since they were opened."""
+    """Raise OSError (EBUSY) unless two open directories are in the same mount."""
     if _mount(descriptor) != _mount(other):
         raise OSError(errno.EBUSY, HOLDS_MOUNT)
 
 
 def _mount(descriptor: int) -> tuple[int, int | None]:
-    """Return the device of an open directory, and the number of its mount where the system tells it."""
+    """Return the device of an open directory, and the ID of its mount; None if the system has none."""
+    # A bind mount has the same device number, and only its mount ID differs.
     device = os.fstat(descriptor).st_dev
     try:
         with open(f"/proc/self/fdinfo/{descriptor}", "rb") as file:

@@ -1,8 +1,8 @@
-"""Reads journals and records of version 0.1: their plain data is rewritten as today's, and read as that.
+"""Reader of version 0.1's journals and records, which are converted to today's plain data.
 
-Removals and moves had journals of their own, and a record listed moves. A renaming could have several lists
-in one journal, one for each wave of names. No file said what is committed: moves are once they are recorded,
-a removal once it has left the directory, an output once all of it is at its place.
+Removals and moves had journals of their own, and a record listed moves. A rename could have several lists in
+one journal, one for each wave of names. The commit was recorded nowhere. So moves count as committed if the
+record has them, a removal if it has left the directory, and an output if all of it is in place.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STORE_REMOVALS = "ckpttool.store-removal/1"
 """Schema of removals from a store, and of their records."""
 
 MOVING = "moving"
-"""File in an output's area with the names that it moves."""
+"""Name of the journal in an output's area."""
 
 Operation = tuple[Any, ...]
 """An operation as plain data; see ``journal_documents``."""
@@ -68,7 +68,7 @@ def _at(root: str, *names: object) -> str:
 
 
 def list_of(document: Mapping[str, Any]) -> OperationList:
-    """Return operations from plain data of any version, but for removals."""
+    """Return operations from plain data of any version, except removals."""
     schema = document["schema"]
     if schema == SCHEMA:
         return operations_of(document)
@@ -103,7 +103,9 @@ def list_of(document: Mapping[str, Any]) -> OperationList:
 
 
 def _steps_of(wave: Mapping[str, Any], move: Mapping[str, Any], number: int) -> Iterator[Operation]:
-    """Yield the operations of one checkpoint: its index is the first to leave, and the last to come."""
+    """Yield the operations of one checkpoint."""
+    # Members are listed in the order in which they leave, the index first. They come back in reverse order,
+    # since without its index the rest isn't taken for a checkpoint.
     source, target, members = wave["source"], wave["target"], move["members"]
     if not 0 < len(members) == len({old for old, _ in members}):
         raise ValueError("no member, or two of one name")
@@ -126,12 +128,12 @@ def _steps_of(wave: Mapping[str, Any], move: Mapping[str, Any], number: int) -> 
 
 
 def _successors_of(move: Mapping[str, Any], only: str, *, is_back: bool) -> dict[str, Sequence[Any]]:
-    """Return the files that replace others, by path: where they wait, or are set aside by a restoration.
+    """Return location and fingerprint of the files that replace others, by path.
 
     Args:
         move: The checkpoint.
-        only: The path of its file, if it is a single one.
-        is_back: Whether it is restored.
+        only: Path of its file, if it is a single one.
+        is_back: Whether it is restored, so that these files are set aside.
     """
     spare = SpareLocations()
     listed = [(one["name"], one) for one in move.get("successors", ())]
@@ -169,12 +171,12 @@ def _new_name(wave: Mapping[str, Any], move: Mapping[str, Any], writes: Sequence
 def with_recorded(
     listed: OperationList, journal: str, steps: Sequence[tuple[str, OperationList]]
 ) -> OperationList:
-    """Return moves with the groups that are committed: those in the record.
+    """Return moves with the committed groups, which are those in the record.
 
     Args:
         listed: The moves.
         journal: Name of their stage.
-        steps: Names of journals in the record of the command, each with what undoes it.
+        steps: Undo steps of the record: names of journals, each with the operations that undo it.
     """
     numbers = range(len(listed.groups))
     if listed.kind == "restore":
@@ -194,7 +196,7 @@ def with_recorded(
 
 
 def removals_of(document: Mapping[str, Any], directory: str, stage: str) -> OperationList:
-    """Return the operations of a journal of removals; those that have left the directory are committed."""
+    """Return the operations of a journal of removals; groups that have left the directory are committed."""
     removals = document["removals"]
     is_single = [len(one["members"]) == len(one["files"]) == 1 and not one["directories"] for one in removals]
     shared = is_single.index(True) if True in is_single else 0
@@ -235,7 +237,7 @@ def _has_left(group: Group, directory: int, stage: int, place: str) -> bool:
 
 
 def store_removals_of(document: Mapping[str, Any]) -> OperationList:
-    """Return the operations of a journal of removals from a store; those in a record are committed."""
+    """Return the operations of a journal of removals from a store; it is committed after the copying."""
     identity, way, state = identity_of(document["identity"]), document["way"], document["state"]
     if way not in ("none", "versions", "copies"):
         raise ValueError(f"way {way!r}")
@@ -262,9 +264,9 @@ def store_removals_of(document: Mapping[str, Any]) -> OperationList:
 
 
 def output_of(document: Mapping[str, Any], directory: OpenDirectory, area: OpenDirectory) -> OperationList:
-    """Return the operations of an output, which is committed if all of it is at its place.
+    """Return the operations of an output, which is committed if all of it is in place.
 
-    The document has the new names, with inode and time of each, and the old ones with their inodes.
+    The document lists the new names with their inodes and times, and the old names with their inodes.
     """
     new, old = document["new"], document["old"]
     if not (isinstance(new, dict) and isinstance(old, dict)):
@@ -292,5 +294,5 @@ def output_of(document: Mapping[str, Any], directory: OpenDirectory, area: OpenD
 
 
 def _decoded(name: str) -> str:
-    """Return a name, each byte of which is a character in the plain data."""
+    """Check a name whose bytes are stored as Latin-1 characters, and decode it."""
     return name_of(os.fsdecode(name.encode("latin-1")))

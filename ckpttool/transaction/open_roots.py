@@ -28,11 +28,11 @@ from ckpttool.transaction.state_dir import StateDir
 from ckpttool.transaction.unlinking import require_removable
 
 _MOST_HELD = 64
-"""Limit on open subdirectories; more than are ever in use at once."""
+"""Limit on open subdirectories, larger than the number in use at once."""
 
 
 class AlreadyGone(StalePlan):
-    """Another process has removed it already."""
+    """Another process has removed the checkpoint already."""
 
     def __init__(self) -> None:
         super().__init__("it has vanished, or a part of it,", since_plan=True)
@@ -43,11 +43,11 @@ class OpenRoots:
 
     Attributes:
         listed: The operations.
-        descriptors: Of the open directories.
+        descriptors: Descriptors of the open directories.
     """
 
     def __init__(self, listed: OperationList, descriptors: Mapping[Root, int]) -> None:
-        """Take descriptors, which stay open afterwards."""
+        """Use open descriptors, which the caller closes."""
         self.listed, self.descriptors = listed, descriptors
         self._held: dict[tuple[Root, str], int] = {}
 
@@ -75,12 +75,13 @@ class OpenRoots:
                     os.close(self._held.pop(next(iter(self._held))))
                 self._held[key] = os.dup(directory)
         elif key != next(reversed(self._held)):
-            # The one that was used last is closed last. Threads that purge all use the same one.
+            # The least recently used one is closed first. So a directory isn't closed while it is in use:
+            # threads that unlink checkpoints all use the same one.
             self._held[key] = self._held.pop(key)
         return self._held[key], name
 
     def status(self, location: Location) -> os.stat_result | None:
-        """Return the status of a location, or None if nothing is there."""
+        """Return the status of a location; None if it is missing."""
         try:
             directory, name = self.at(location)
         except (FileNotFoundError, NotADirectoryError):
@@ -111,7 +112,7 @@ class OpenRoots:
         """Require that a group is unmodified, at its members' locations."""
         group = self.listed.groups[number]
         try:
-            if group.is_single:  # a mount point among single files is nothing that could be renamed
+            if group.is_single:  # no look for mounts: a file that is a mount point can't be renamed
                 (file,), (location,) = group.contents.files, locations.values()
                 directory, name = self.at(location)
                 is_same = file.is_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
@@ -126,15 +127,14 @@ class OpenRoots:
             raise StalePlan("it has changed", since_plan=True)
 
     def is_same_file(self, one: Location, other: Location) -> bool:
-        """Return whether one file has two names."""
+        """Return whether two locations are names of one file."""
         first, second = self.status(one), self.status(other)
         return first is not None and second is not None and os.path.samestat(first, second)
 
     def has_moved(self, one: Move) -> bool:
-        """Return whether a move is done: the new name has the moved file; in stage and trash it always has.
-
-        One that replaces a file counts from the moment at which that is set aside.
-        """
+        """Return whether a move is done, or for one that replaces a file, whether that has been set aside."""
+        # In the stage and the trash only ckpttool makes names, so it is enough that the name exists. In the
+        # directory, others may have saved under it since: it has to have an inode of the moved files.
         location = one.target if one.replaces is None else one.replaces.location
         status = self.status(location)
         if status is None or location.is_private:
@@ -158,7 +158,7 @@ class OpenRoots:
         return _identities(here.files, texts) == _identities(self.noted(one), texts)
 
     def noted(self, one: Move) -> list[Fingerprint]:
-        """Return the fingerprints of what an operation moves."""
+        """Return the fingerprints of the files that an operation moves."""
         return self.listed.files_at(one.group, self._member(one)) if one.file is None else [one.file]
 
     def _member(self, one: Move) -> str:
@@ -173,9 +173,9 @@ class OpenRoots:
         """Require that a group is as planned, before its first operation.
 
         Raises:
-            AlreadyGone: Nothing of it is there.
+            AlreadyGone: All of it is missing.
             StalePlan: It has changed.
-            OSError: It holds a mount point, or this user can't change it.
+            OSError: It has a mount point, or this user can't change it.
         """
         group = self.listed.groups[number]
         home = {member: Location(self.listed.home(number), member) for member in group.members}
@@ -212,7 +212,7 @@ class OpenRoots:
             if target.root == "directory":
                 self.link(source, target, is_strict=True)
                 return
-            if target.root == "trash" and self.status(target):  # in the stage nobody else puts anything
+            if target.root == "trash" and self.status(target):  # names in the stage are always free
                 raise NameTaken(target.path)
             (here, name), (there, other) = self.at(source), self.at(target)
             retry_while_busy(partial(rename, name, here, other, there))
@@ -220,7 +220,7 @@ class OpenRoots:
             raise NameTaken(target.path) from error
 
     def link(self, source: Location, target: Location, *, is_strict: bool = False) -> bool:
-        """Give a file a second name, or rename what can't have two; tell whether it has both now."""
+        """Link an entry to a second name, or rename one that can't have two; return if it has both."""
         (here, name), (there, other) = self.at(source), self.at(target)
         return link_or_rename(
             name, here, other, there, lambda: status_of(other, there) is not None, is_strict=is_strict
@@ -241,8 +241,8 @@ def open_roots(
     Args:
         directory: The directory.
         listed: The operations.
-        state_dir: Where the trash lies.
-        stage: Descriptor of the stage, if there is one yet.
+        state_dir: Location of the trash.
+        stage: Descriptor of the stage; None if it isn't made yet.
     """
     with ExitStack() as stack:
         descriptors: dict[Root, int] = {"directory": stack.enter_context(opened(directory))}
@@ -255,7 +255,7 @@ def open_roots(
 
 
 def require_file(file: Fingerprint, name: str, directory: int) -> None:
-    """Require that a name in an open directory is that of an unmodified file."""
+    """Require that an entry of an open directory is an unmodified file."""
     status = status_of(name, directory)
     if status is None or not file.is_of(status):
         raise StalePlan("it has changed", since_plan=True)
@@ -266,7 +266,7 @@ def _identities(files: Iterable[Fingerprint], texts: Collection[str] = ()) -> se
 
     Args:
         files: The files.
-        texts: Paths of those that are rewritten, and compared by their texts then; of them only the paths.
+        texts: Paths of files that are rewritten. Only their paths count: their texts are compared elsewhere.
     """
     return {
         (file.path, 0, 0, 0) if file.path in texts else (file.path, file.inode, file.size, file.mtime_ns)

@@ -1,17 +1,17 @@
-"""Executes lists of operations: after a kill, recovery completes committed groups, and reverts the others.
+"""Executes lists of operations; after a kill, recovery completes committed groups and reverts the others.
 
-A journal lists all operations before the first is done. The operations of one checkpoint, its group, are all
-done or none; if pointers are written, all groups are done or none. Then ``done.json`` is written, with the
-numbers of the committed groups: it is the point of no return. Before it, recovery reverts every operation,
-the last first; after it, recovery completes the committed groups, and reverts the others.
+A journal lists all operations before the first one is executed. The operations of one checkpoint, its group,
+are all executed or none; if pointers are rewritten, this holds for all groups together. Then ``done.json`` is
+written with the numbers of the committed groups: the point of no return. Before it, recovery reverts every
+operation, in reverse order; after it, recovery completes the committed groups, and reverts the others.
 
 ```
 journal written -> operations done -> record written -> done written -> old names unlinked -> removed
     |_______________ recovery reverts all ___________________|________ recovery completes _______|
 ```
 
-Everything happens below open directories, never through a symlink. What is moved is compared with its
-fingerprint before and after: another process may put a file in its place between the check and the call.
+Paths are resolved from open directories, never through a symlink. Files are compared with their fingerprints
+before and after a move: another process may replace one between the check and the call.
 """
 
 from __future__ import annotations
@@ -63,21 +63,23 @@ from ckpttool.transaction.state_dir import StateDir, open_own, state_dir_of, sta
 from ckpttool.transaction.unlinking import StrandedCheckpoint, purge_checked
 
 Failures = dict[int, Exception]
-"""Why some groups were not done, by their numbers."""
+"""Errors of groups that were not done, by group number."""
 
 
 class UnknownCommit(AccessDenied):
-    """The disk failed during a commit; only recovery can tell whether it took effect."""
+    """The disk failed during a commit; only recovery can find out whether it took effect."""
 
 
 @contextmanager
 def begin_stage(directory: str, listed: OperationList, state_dir: StateDir | None = None) -> Iterator[Stage]:
-    """Make a stage with the journal, synced, and yield it before the first operation; it is kept on exit.
+    """Create a stage with the journal, synced, and yield it; no operation is executed yet.
+
+    The stage is kept when the context ends.
 
     Args:
         directory: The directory, which is locked.
         listed: The operations.
-        state_dir: Where stage and trash lie, if that is not where they would be made now.
+        state_dir: Location of stage and trash; None for the default of the directory.
 
     Raises:
         NoRoom: The disk is full.
@@ -91,7 +93,8 @@ def begin_stage(directory: str, listed: OperationList, state_dir: StateDir | Non
             try:
                 for number in sorted(listed.numbered("stage")):
                     inner.make(number, 0o700).close()
-                # No copy of the stage has its inode.
+                # If the directory is copied while this command runs, the copy has the same journal, but all
+                # its inodes differ. The stage's own inode shows recovery which of the two it is in.
                 document = {**operations_document(listed), "stage": inner.own_status().st_ino}
                 write_in(inner, JOURNAL, journal_text(directory, document, result))
                 place.sync()
@@ -113,7 +116,7 @@ def begin_stage(directory: str, listed: OperationList, state_dir: StateDir | Non
 
 @contextmanager
 def open_stage(directory: str, path: str, listed: OperationList) -> Iterator[Stage]:
-    """Open the stage that a kill left for a directory."""
+    """Open a stage that an interrupted command left for a directory."""
     with (
         open_own(directory, *os.path.split(path)) as inner,
         _opened_stage(directory, inner, listed, state_dir_of_stage(path)) as stage,
@@ -125,7 +128,7 @@ def open_stage(directory: str, path: str, listed: OperationList) -> Iterator[Sta
 def _opened_stage(
     directory: str, inner: OpenDirectory, listed: OperationList, state_dir: StateDir
 ) -> Iterator[Stage]:
-    assert inner.descriptor is not None  # as that of the directory is not
+    assert inner.descriptor is not None  # stages are made only on systems with ``dir_fd``
     if listed.identity is not None and (numbers := listed.numbered("trash")):
         make_place(state_dir, listed.identity, numbers)
     with open_roots(directory, listed, state_dir, inner.descriptor) as roots:
@@ -134,7 +137,7 @@ def _opened_stage(
 
 @contextmanager
 def begin_output(directory: OpenDirectory, area: OpenDirectory, listed: OperationList) -> Iterator[Stage]:
-    """Write the journal of an output into its directory, and yield it as a stage."""
+    """Write the journal of an output into its area, and yield the area as a stage."""
     write_in(area, JOURNAL, json.dumps(operations_document(listed)).encode())
     with open_output(directory, area, listed) as stage:
         yield stage
@@ -142,26 +145,25 @@ def begin_output(directory: OpenDirectory, area: OpenDirectory, listed: Operatio
 
 @contextmanager
 def open_output(directory: OpenDirectory, area: OpenDirectory, listed: OperationList) -> Iterator[Stage]:
-    """Open the directory of an output as a stage."""
-    assert directory.descriptor is not None and area.descriptor is not None  # else nothing was begun
+    """Open the area of an output as a stage."""
+    assert directory.descriptor is not None and area.descriptor is not None  # as for any stage
     descriptors: dict[Root, int] = {"directory": directory.descriptor, "stage": area.descriptor}
     with OpenRoots(listed, descriptors) as roots:
         yield Stage(roots, directory.path, StateDir(directory.path), area)
 
 
 class Stage:
-    """Operations of one journal in progress, with the open directory and its stage.
+    """Execution of one journal, with its directory and its stage open.
 
     Attributes:
         path: Path of the stage.
         directory: Path of the directory.
-        listed: Operations.
+        listed: Operations of the journal.
         done: Numbers of the committed groups; None before the commit.
         roots: The open directories.
     """
 
     def __init__(self, roots: OpenRoots, directory: str, state_dir: StateDir, inner: OpenDirectory) -> None:
-        """Take a stage: ``inner``, for a directory, with the open directories of its operations."""
         self.path = inner.path
         self.directory = directory
         self.listed, self.done = roots.listed, roots.listed.done
@@ -176,9 +178,9 @@ class Stage:
     # Forward ------------------------------------------------------------------------------------------
 
     def forward(self) -> Failures:
-        """Do all operations up to the commit; return the errors by group.
+        """Execute all operations before the commit; return the errors by group.
 
-        Groups that are independent of others are reverted then; else whoever calls reverts all.
+        A group that fails is reverted here if it is independent of the others; else the caller reverts all.
 
         Raises:
             OSError: A pointer can't be written.
@@ -191,8 +193,8 @@ class Stage:
                 if failures:
                     break
                 if one.after is None:
-                    continue  # it goes with the old names
-                if not is_synced:  # the new names are on the disk before anything says them
+                    continue  # removed with the old names, after the commit
+                if not is_synced:  # new names must be durable before a pointer refers to them
                     self.sync()
                     is_synced = True
                 self.write_pointer(one)
@@ -202,6 +204,9 @@ class Stage:
                     self._do(one)
                 except (OSError, StalePlan) as failure:
                     failures[one.group] = failure
+                    # One failure reverts a whole indivisible list, so the rest needn't be tried. A removal
+                    # goes on: it is repeated without the groups that fail, and should find all of these at
+                    # once.
                     if not listed.is_indivisible:
                         failures |= self._back_group(one.group)
                     elif not listed.is_removal:
@@ -219,11 +224,13 @@ class Stage:
             self._set_aside(steps)
         self._move(one)
         if one is steps[-1]:
-            # Another file could have come between the check and the call.
+            # Another process may have replaced a file between the check and the call.
             self.roots.require_unchanged(one.group, self.listed.ends(one.group))
 
     def _set_aside(self, steps: Sequence[Move]) -> None:
-        """Link the files that are replaced to another name, and sync, before they lose their own."""
+        """Link files that will be replaced to a second name, and sync."""
+        # ``os.replace`` in ``_move`` takes a replaced file's name. It must have another one on the disk by
+        # then, or a power failure could lose its data.
         replacing = [(one.target, one.replaces) for one in steps if one.replaces is not None]
         for location, old in replacing:
             if self.roots.status(old.location) is None:
@@ -236,7 +243,7 @@ class Stage:
             self.sync()
 
     def _move(self, one: Move) -> None:
-        """Give a file or a directory its new name, which another file loses in the same moment."""
+        """Give a file or a directory its new name, replacing the file that has it."""
         old = one.replaces
         if (one.file or old) and not self.roots.is_as_noted(one, one.source):
             is_leaving = one.target.is_private
@@ -247,21 +254,24 @@ class Stage:
             return
         source, waiting = self.roots.at(one.source)
         directory, name = self.roots.at(one.target)
-        if status_of(name, directory) is not None:  # it has, where there are hard links
+        if status_of(name, directory) is not None:  # without hard links, setting it aside has renamed it
             require_file(old.file, name, directory)
-        if one.source.root == "trash":  # where it keeps its name until the commit
+        # A file from the trash keeps its name there until the commit, so that it can be reverted. So it gets
+        # a temporary name in the stage, which is renamed over the old file. Without hard links it leaves the
+        # trash now, since the journal lists no third name that recovery could look for.
+        if one.source.root == "trash":
             stage, other = self.roots.descriptors["stage"], temporary_name()
-            with suppress(OSError):  # else it leaves the trash now: the journal knows no third name of it
+            with suppress(OSError):
                 os.link(waiting, other, src_dir_fd=source, dst_dir_fd=stage, follow_symlinks=False)
                 source, waiting = stage, other
         retry_while_busy(partial(os.replace, waiting, name, src_dir_fd=source, dst_dir_fd=directory))
 
     def advance(self, number: int) -> None:
-        """Do the remaining operations of a group after a kill.
+        """Execute the remaining operations of a group after a kill.
 
         Raises:
-            StalePlan: What is left to be moved has changed.
-            OSError: It can't be moved.
+            StalePlan: A file that is still to be moved has changed.
+            OSError: A file can't be moved.
         """
         for one in self.listed.of_groups[number]:
             if one.replaces is not None:
@@ -274,15 +284,15 @@ class Stage:
                 self._move(one)
 
     def _is_waiting(self, one: Move, old: StoredFile) -> bool:
-        """Return whether a file is still to be replaced: the name is free, or has the old file."""
+        """Return whether a file is yet to be replaced: the name is free, or still has the old file."""
         is_missing = self.roots.status(one.target) is None or self.roots.status(old.location) is None
         return is_missing or self.roots.is_same_file(one.target, old.location)
 
     def prepare(self, numbers: Collection[int]) -> Failures:
-        """Sync the operations of some groups, and record how they are undone.
+        """Sync the operations of some groups, and write their undo step.
 
         Returns:
-            Which of them have changed since; if there are any, nothing is recorded.
+            Errors of groups that have changed since they were moved; if any, nothing is recorded.
         """
         failures = Failures()
         if self.listed.kind not in ("remove", "output"):
@@ -295,7 +305,7 @@ class Stage:
             self.sync()
             try:
                 self.record(numbers)
-            except (OSError, CheckpointError):  # it may have been written
+            except (OSError, CheckpointError):  # the step may be in the record all the same
                 self._forget()
                 raise
         return failures
@@ -305,19 +315,22 @@ class Stage:
         try:
             self._write_done(numbers)
         except OSError as error:
+            # The file may have reached the disk although writing it failed. The operations may be reverted
+            # only if it is removed durably; otherwise recovery could find it, and unlink files that were
+            # moved back.
             try:
                 with suppress(FileNotFoundError):
                     self._inner.unlink(DONE)
                     self._inner.sync()
-                if self.listed.leader is None:  # else the leader has committed this list, too
+                if self.listed.leader is None:  # a leader's commit counts for this list, too
                     self._forget()
-            except OSError as failure:  # it may be on the disk, or not: recovery will see
+            except OSError as failure:
                 reason = f"{system_text(error)}; the next command recovers"
                 raise UnknownCommit(self.path, reason) from failure
             raise
 
     def withdraw(self, numbers: Collection[int]) -> None:
-        """Uncommit groups that are about to be restored."""
+        """Withdraw the commit of groups that are about to be moved back."""
         done = self.done or frozenset()
         if not done.isdisjoint(numbers):
             self._write_done(done - frozenset(numbers))
@@ -331,7 +344,7 @@ class Stage:
         self.done = frozenset(numbers)
 
     def record(self, numbers: Collection[int]) -> None:
-        """Write the undo step of some groups to the command's record in the trash."""
+        """Add the undo step of some groups to the command's record in the trash."""
         listed = self.listed
         if listed.identity is None or listed.kind == "restore":
             return
@@ -345,10 +358,12 @@ class Stage:
     def back(self, numbers: Collection[int]) -> Failures:
         """Revert the operations of some groups in reverse order; return the errors by group.
 
-        Pointers name again what is back; changes that others made to them are kept.
+        Pointers name restored checkpoints again; changes that others made to them are kept.
         """
         failures = self._relink(numbers)
         back = [number for number in numbers if self._is_home(number) or self.holds(number)]
+        # A new index is removed again, unless a trainer has saved files of the same names since: then the
+        # index belongs to the new checkpoint, whatever its text.
         pointers = self.listed.pointers
         saved = self._saved_again({one.name: one.after or "" for one in pointers if one.before is None})
         for (number, _), steps in groupby(reversed(self.listed.operations), key=_group_and_place):
@@ -362,7 +377,7 @@ class Stage:
         return failures
 
     def _back_group(self, number: int) -> Failures:
-        """Revert the operations of one group of a list without pointers."""
+        """Revert the operations of one group, without pointers."""
         return self._reverted(number, self.listed.of_groups[number][::-1])
 
     def _reverted(self, number: int, steps: Sequence[Move]) -> Failures:
@@ -375,7 +390,7 @@ class Stage:
         return {}
 
     def _relink(self, numbers: Collection[int]) -> Failures:
-        """Restore unlinked old names before pointers name them again."""
+        """Restore old names that were unlinked, before pointers name them again."""
         failures = Failures()
         moves = (one for number in numbers for one in self.listed.of_groups[number] if one.is_within)
         unlinked = [one for one in moves if self._is_unlinked(one)]
@@ -401,7 +416,7 @@ class Stage:
         return failures
 
     def _forget(self) -> None:
-        """Drop the undo step of this journal from the record."""
+        """Remove the undo step of this journal from the record."""
         if self.listed.identity is not None and self.listed.kind != "restore":
             drop_step(self.directory, self._state_dir, self.listed.identity, os.path.basename(self.path))
 
@@ -410,7 +425,7 @@ class Stage:
         roots = self.roots
         moved = [one for one in steps if roots.has_moved(one)]
         for one in moved:
-            is_new = one.replaces is not None or one.is_new  # its old name isn't needed any more
+            is_new = one.replaces is not None or one.is_new  # a new file is dropped, and needs no old name
             if not is_new and roots.status(one.source) and not roots.is_same_file(one.source, one.target):
                 raise FileExistsError(errno.EEXIST, _TAKEN, one.source.path)
         for one in moved:
@@ -423,6 +438,8 @@ class Stage:
 
     def _revert_move(self, one: Move) -> None:
         """Move an entry back to its old name, unless it was restored and modified since."""
+        # An entry from the trash, or a new file of an output, that was written to since belongs to the
+        # writer. It keeps its place, and only its second name is removed.
         is_restored = one.source.root == "trash" or (self.listed.kind == "output" and one.source.is_private)
         if is_restored and not self.roots.is_as_noted(one, one.target):
             self.roots.unlink(one.source)
@@ -432,7 +449,7 @@ class Stage:
             self.roots.unlink(one.target)
 
     def _restore_replaced(self, one: Move, old: StoredFile) -> None:
-        """Give a file that is set aside its name again, unless others have saved under it since."""
+        """Give a replaced file its name again, unless others have saved under it since."""
         roots = self.roots
         if roots.is_same_file(one.target, old.location):
             roots.unlink(old.location)
@@ -441,8 +458,10 @@ class Stage:
         if not is_new and roots.status(one.target) is not None:
             if not self.is_in_trash(one):
                 raise FileExistsError(errno.EEXIST, _TAKEN, one.target.path)
-            roots.unlink(old.location)  # what was saved since replaces it, and not what was restored
+            roots.unlink(old.location)  # the newer save has replaced it
             return
+        # Without hard links, the restored file has left the trash: before it is replaced, it gets its name
+        # there again.
         if is_new and one.source.root == "trash" and roots.status(one.source) is None:
             roots.link(one.target, one.source)
             self.sync()
@@ -468,12 +487,15 @@ class Stage:
     # Finishing ------------------------------------------------------------------------------------------
 
     def finish(self, numbers: Collection[int]) -> dict[int, str]:
-        """Unlink the old names of committed groups, and the files that they have replaced.
+        """Unlink the old names of committed groups, and the files that were replaced.
 
         Returns:
             Notes for the user on groups whose files others have modified or replaced.
         """
         groups = [self.listed.of_groups[number] for number in numbers]
+        # A trainer may have saved under a new name since. Then the renamed file has only its old name, and an
+        # index that refers to it is needed. The other old indexes are removed before the data: without its
+        # index, the rest of a checkpoint isn't taken for one.
         kept = {one.source.path: one for one in chain.from_iterable(groups) if self._is_kept(one)}
         both = {
             one.group: f"{one.target.path} was saved meanwhile; {path} keeps its name"
@@ -481,10 +503,10 @@ class Stage:
         }
         old = {one.name: one.before or "" for one in self.listed.pointers if one.after is None}
         saved = self._saved_again(old)
-        for index in self.listed.pointers:  # without its index there is no checkpoint under the old name
+        for index in self.listed.pointers:
             if index.name in old and index.name not in saved:
                 is_needed = any(path in old[index.name] for path in kept)
-                with suppress(StalePlan):  # it says something else by now: it isn't ours
+                with suppress(StalePlan):  # others have rewritten it; it isn't ours any more
                     self.write_pointer(index.inverse if is_needed else index)
         for one in chain.from_iterable(map(reversed, groups)):
             if one.file is not None or one.target.is_private or self.roots.status(one.source) is None:
@@ -517,6 +539,7 @@ class Stage:
         groups = self.listed.groups
         pairs = (pair for number in range(len(groups)) for pair in self.listed.names(number))
         found = {name: self.roots.status(Location("directory", name)) for pair in pairs for name in pair}
+        # A file under a listed name whose inode the journal doesn't list was saved after the plan was made.
         others = [
             name
             for name, status in found.items()
@@ -548,7 +571,7 @@ class Stage:
         if self.listed.identity is not None:
             tidy(self._state_dir, self.listed.identity)
 
-    # What is there --------------------------------------------------------------------------------------
+    # State ----------------------------------------------------------------------------------------------
 
     def shown_place(self, number: int) -> str:
         """Return the path of a directory that holds a group or a part of it, for messages."""
@@ -567,7 +590,7 @@ class Stage:
     def sync(self) -> None:
         """Sync all directories that operations change."""
         for place, above in self.listed.parents:
-            with suppress(FileNotFoundError, NotADirectoryError):  # nothing was done there
+            with suppress(FileNotFoundError, NotADirectoryError):  # nothing was moved there
                 sync_descriptor(self.roots.at(Location(place, os.path.join(above, os.curdir)))[0])
 
 
@@ -575,5 +598,7 @@ _TAKEN = "another file now has this name"
 
 
 def _group_and_place(one: Operation) -> tuple[int | None, Root]:
-    """Return the group of an operation, and the root it moves to: staged files are moved twice."""
+    """Return the group of an operation, and the root that it moves to."""
+    # Checkpoints that exchange their names are moved twice, into the stage first. Each of the two runs of a
+    # group's moves is reverted on its own.
     return (one.group, one.target.root) if isinstance(one, Move) else (None, "directory")

@@ -1,4 +1,4 @@
-"""Paths as they are shown and as they are given."""
+"""Spelling of paths: as users give them, and as messages show them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ckpttool.storage import fs
 
 
 def shown(path: str) -> str:
-    """Return a path as people write it: without a leading ``./``, unless it would look like an option."""
+    """Return a path for messages: without a leading ``./``, unless it would look like an option."""
     name = path.removeprefix(os.curdir + os.sep)
     return name if name and not name.startswith("-") else path
 
 
 def bare(path: str) -> str:
-    """Return a path without a slash at its end, so that names in it have one spelling."""
+    """Return a path without trailing slashes, so that paths below it have one spelling."""
     return path.rstrip(os.sep) or path[:1]
 
 
 def require_directory(path: str | os.PathLike[str]) -> str:
-    """Return the path of a directory, without a slash at its end."""
+    """Return the path of an existing directory without trailing slashes."""
     try:
         fs.entries(os.fspath(path))
         return bare(os.fspath(path))
@@ -33,5 +33,5 @@ def require_directory(path: str | os.PathLike[str]) -> str:
 
 
 def is_within(path: str, directory: str) -> bool:
-    """Return whether a path is that of a directory or lies below it; both are real paths."""
+    """Return whether a path is a directory or below it; both are real paths."""
     return path == directory or path.startswith(directory.rstrip(os.sep) + os.sep)

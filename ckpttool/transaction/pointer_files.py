@@ -1,6 +1,7 @@
-"""Rewrites pointers as checkpoints move, and restores them; what others wrote stays.
+"""Rewriting of pointers when checkpoints move, and restoring them; changes by others are kept.
 
-Everything happens below open directories, never through a symlink: what lies behind one is nobody's pointer.
+Paths are resolved from open directories, never through a symlink: a file that is reached through one isn't a
+pointer of the directory.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from ckpttool.transaction.files import StalePlan, opened, status_of
 from ckpttool.transaction.journal import OperationList, Rewrite
 
 MAX_TEXT = 1 << 26
-"""Bytes; no pointer, state file or index is larger."""
+"""Limit on the size of a pointer, state file or index, in bytes."""
 
 
 def text_at(path: str, place: int | None = None) -> str | None:
-    """Return what a small file says, bytes that are no UTF-8 as surrogates; None where there is none.
+    """Return the text of a small file; None if it is missing. Bytes that aren't UTF-8 are surrogates.
 
     Args:
         path: The file.
-        place: An open directory that the path starts at.
+        place: Descriptor of the directory that the path is relative to.
     """
     try:
         with _opened_text(path, place) as file:
@@ -58,7 +59,7 @@ def _opened_text(path: str, place: int | None) -> BinaryIO:
 
 
 def require_pointers(directory: str, listed: OperationList) -> None:
-    """Require that all pointers say what they said when the plan was made; nothing has moved yet."""
+    """Require that no pointer has changed since the plan was made; nothing has moved yet."""
     with opened(directory) as place:
         for one in listed.pointers:
             if _text_of(one._replace(name=listed.old_path(one.name)), place) != one.before:
@@ -68,14 +69,14 @@ def require_pointers(directory: str, listed: OperationList) -> None:
 def restore_pointer(
     one: Rewrite, restored: Collection[str], directory: int, stage: int, *, is_all: bool
 ) -> None:
-    """Have a pointer name restored checkpoints again; what others wrote since stays.
+    """Make a pointer name restored checkpoints again; changes by others are kept.
 
     Args:
-        one: How it was rewritten.
-        restored: Names of the checkpoints that are back.
-        directory: The open directory.
-        stage: The open stage.
-        is_all: Whether these are all that go with the pointer.
+        one: The rewrite to be reverted.
+        restored: Names of the restored checkpoints.
+        directory: Descriptor of the directory.
+        stage: Descriptor of the stage.
+        is_all: Whether all checkpoints of the journal are restored.
     """
     with suppress(StalePlan, ValueError):
         back = restored_pointer(_text_of(one, directory), one, restored, is_all=is_all)
@@ -87,14 +88,16 @@ def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *
     """Return the rewrite that names restored checkpoints again.
 
     Args:
-        now: What it says.
-        one: How it was rewritten.
-        restored: Names of the checkpoints that are back.
-        is_all: Whether these are all that it named no more.
+        now: Its current text; None if it is missing.
+        one: The rewrite to be reverted.
+        restored: Names of the restored checkpoints.
+        is_all: Whether all checkpoints that the rewrite took out are restored.
 
     Raises:
         ValueError: It names no checkpoint any more.
     """
+    # If others have changed it since, only a list can be merged, entry by entry. Other pointers are left
+    # unchanged.
     if now == one.after and is_all:
         return one.inverse
     kind = None if one.is_link else list_kind(one.name)
@@ -105,7 +108,7 @@ def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *
 
 @contextmanager
 def _opened_around(name: str, directory: int) -> Iterator[tuple[int, str]]:
-    """Open the directory that a pointer lies in, and yield it with the pointer's name there."""
+    """Open the parent directory of a pointer, and yield its descriptor with the pointer's name."""
     above, base = os.path.split(name)
     with ExitStack() as stack:
         try:
@@ -118,19 +121,21 @@ def _opened_around(name: str, directory: int) -> Iterator[tuple[int, str]]:
 
 
 def _text_of(one: Rewrite, directory: int) -> str | None:
-    """Return what a pointer says, or where a symlink leads; None where there is none."""
+    """Return the text of a pointer, or the target of a symlink; None if it is missing."""
     try:
         with _opened_around(one.name, directory) as (place, base):
             return os.readlink(base, dir_fd=place) if one.is_link else text_at(base, place)
     except OSError as error:
-        # It has gone, or is no symlink any more.
+        # It is missing, or isn't a symlink any more.
         if error.errno == errno.ENOENT or (one.is_link and error.errno == errno.EINVAL):
             return None
         raise
 
 
 def write_pointer(one: Rewrite, directory: int, stage: int) -> None:
-    """Rewrite a pointer, whole or not at all, unless it has changed since the plan was made."""
+    """Rewrite a pointer atomically, unless it has changed since the plan was made."""
+    # The new text is written and synced in the stage, and renamed over the old file. A new file is linked to
+    # its name instead, which fails if a trainer has just made one of this name.
     if _text_of(one, directory) == one.after:
         return
     _require_text(one, directory)
@@ -139,7 +144,7 @@ def write_pointer(one: Rewrite, directory: int, stage: int) -> None:
             os.unlink(name, dir_fd=place)
         else:
             temporary = _write_temporary(one, one.after, directory, stage)
-            _require_text(one, directory)  # a disk may take long to sync, and trainers don't wait
+            _require_text(one, directory)  # a trainer may have rewritten it during a slow sync
             if one.before is None:
                 _link_new_file(stage, temporary, place, name)
             elif one.is_link:
@@ -150,7 +155,7 @@ def write_pointer(one: Rewrite, directory: int, stage: int) -> None:
 
 
 def _require_text(one: Rewrite, directory: int) -> None:
-    """Require that a pointer says what it said when the plan was made."""
+    """Require that a pointer has the same text as when the plan was made."""
     if _text_of(one, directory) != one.before:
         raise StalePlan(f"{one.name} has changed", since_plan=True)
 
@@ -168,16 +173,16 @@ def _write_temporary(one: Rewrite, text: str, directory: int, stage: int) -> str
         file.flush()
         adopt_mode(descriptor, other, near)  # the mode and the owner of the file that it replaces
         status = status_of(other, near)
-        # A part of a checkpoint keeps its time, too, which tells when that was saved.
+        # A part of a checkpoint keeps its time as well, since that is when the checkpoint was saved.
         if status is not None and (one.like is not None or os.sep in one.name):
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
-        # Its content is on the disk before its name is: else a crash could leave an empty pointer.
+        # The text must reach the disk before the name does, or a crash could leave an empty pointer.
         os.fsync(descriptor)
     return temporary
 
 
 def _link_new_file(scratch: int, temporary: str, place: int, name: str) -> None:
-    """Give a new file its name, unless there is one of this name."""
+    """Give a new file its name; raise StalePlan if another file has it."""
     try:
         has_both = link_or_rename(temporary, scratch, name, place, lambda: status_of(name, place) is not None)
     except FileExistsError as error:
@@ -188,7 +193,8 @@ def _link_new_file(scratch: int, temporary: str, place: int, name: str) -> None:
 
 @contextmanager
 def _keeping_time(place: int, name: str) -> Iterator[None]:
-    """Let a directory in a checkpoint keep its time, whatever is replaced in it: trainers sort by that."""
+    """Preserve the time of a directory in a checkpoint while a file in it is replaced."""
+    # Trainers sort checkpoints by the times of their directories.
     status = os.fstat(place)
     yield
     if os.sep in name:
@@ -200,7 +206,7 @@ def temporary_name() -> str:
     return f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp"
 
 
-# Lists of checkpoints, as these are removed -----------------------------------------------------------
+# Lists of checkpoints ---------------------------------------------------------------------------------
 
 
 def list_rewrites(directory: str, removed: Collection[str]) -> tuple[Rewrite, ...]:

@@ -1,8 +1,7 @@
-"""Undoes what one command did to one directory: its record's steps, the last first, with the pointers.
+"""Undo of a command's record in one directory: its steps in reverse order, with the pointers.
 
-The files of a copied directory have other inodes than recorded. Where they have the sizes and times that
-were noted, they are taken for those files. Where they have lost their times, nothing tells which file is
-which, and nothing is done.
+The files of a copied directory have other inodes than recorded. If they have the recorded sizes and times,
+they are taken for the recorded files. Without their times they can't be identified, and nothing is done.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class RecordUndo:
 
 
 def undo_record(record: CommandRecord, dry_run: bool) -> RecordUndo:
-    """Undo the steps of a record, the last first; of a rename, a step that can't be undone ends it."""
+    """Undo the steps of a record in reverse order; a step of a rename that can't be undone ends it."""
     done = RecordUndo()
     for noted in reversed(record.steps):
         step, is_last = noted, noted is record.steps[-1]
@@ -65,14 +64,14 @@ def undo_record(record: CommandRecord, dry_run: bool) -> RecordUndo:
 def _undo_step(
     record: CommandRecord, step: UndoStep, done: RecordUndo, *, is_last: bool, dry_run: bool
 ) -> bool:
-    """Take one step back, as far as nothing is in its way; tell whether something was."""
+    """Undo one step as far as possible; return whether a part of it was refused."""
     undoing, warning = operations_in_copy(record.directory, step.undoing, record.state_dir)
     if is_last and warning is not None:
         done.warnings.append(f"{shown(record.directory)}: {warning}")
     engine = engine_of(record.directory)
     fit, in_place, refused = engine.restorable(record, undoing, is_latest_step=is_last, dry_run=dry_run)
     if refused and record.kind == "rename" and undoing.pointers:
-        fit = []  # its pointers go with all of it
+        fit = []  # pointers to renamed checkpoints are restored for all of them or none
     if fit or not undoing.groups:
         listed, left = _merge_pointers(record.directory, undoing, fit)
         if not dry_run:
@@ -83,7 +82,7 @@ def _undo_step(
             done.pointers = list(dict.fromkeys([*done.pointers, *_pointer_paths(record, step, listed)]))
             if listed.operations:
                 done.warnings += [f"{problem.path}: {problem.message}" for problem in left]
-            else:  # nothing else is reported that it could be a warning of
+            else:  # no pointer or checkpoint was restored, so this is all there is to report
                 done.problems += left
         if not (undoing.groups or refused or dry_run):
             try:
@@ -102,7 +101,7 @@ def _undo_step(
 
 
 def _path(record: CommandRecord, path: str) -> str:
-    """Return the path of a checkpoint in the directory as it is called now, whatever it was called then."""
+    """Return the path of a recorded checkpoint under the current path of the directory."""
     if path == record.directory:
         return shown(path)
     return shown(os.path.join(record.directory, os.path.basename(path)))
@@ -159,7 +158,7 @@ def _merge_link(path: str, one: Rewrite) -> Rewrite:
 
 def _merge_text(directory: str, undoing: OperationList, one: Rewrite, fit: Sequence[int]) -> Rewrite:
     """Return the rewrite that restores a pointer; it has equal texts if there is nothing to do."""
-    if one.before is None or one.after is None:  # an index that comes, or goes: as recorded, or not at all
+    if one.before is None or one.after is None:  # an index is made or removed as recorded, or not at all
         return one
     now = text_at(os.path.join(directory, undoing.old_path(one.name)))
     if now is None or now == one.after:
@@ -169,7 +168,7 @@ def _merge_text(directory: str, undoing: OperationList, one: Rewrite, fit: Seque
     if (checkpoint_list := list_kind(one.name)) is not None:
         names = {os.path.basename(undoing.groups[number].path) for number in fit}
         return one._replace(before=now, after=checkpoint_list.merged(now, one.before, one.after, names))
-    # What others wrote stays: only the lines that we wrote are again those that they replaced.
+    # Lines that others wrote are kept: each line that we wrote becomes the one that it replaced.
     wrote, was = one.before.splitlines(keepends=True), one.after.splitlines(keepends=True)
     back: dict[str, str] = {}
     for kind, at, end, other, other_end in SequenceMatcher(None, wrote, was, autojunk=False).get_opcodes():
@@ -184,7 +183,7 @@ def _pointer_paths(record: CommandRecord, step: UndoStep, listed: OperationList)
     """Return the paths of restored pointers, without the indexes of checkpoints."""
     names = [one.name for one in listed.pointers if None not in (one.before, one.after)]
     journals = [one.journal for one in record.steps]
-    # A pointer lies in a directory that has other names once the steps before are taken back, too.
+    # Undoing the steps before renames directories again, and with them the paths of pointers below.
     for earlier in reversed(record.steps[: journals.index(step.journal)]):
         groups = range(len(earlier.undoing.groups))
         first = {now: old for number in groups for now, old in earlier.undoing.names(number)}
@@ -210,7 +209,7 @@ def operations_in_copy(
     It is a copy if every file that exists has the recorded size and time, and none has the recorded inode.
     Fingerprints of missing files are unchanged.
     """
-    if not fs.place_of(directory).can_rename:  # objects have versions, which no copy has
+    if not fs.place_of(directory).can_rename:  # objects are compared by versions instead
         return listed, None
     now: dict[Fingerprint, Fingerprint] = {}
     others: list[tuple[Fingerprint, Fingerprint]] = []
@@ -222,12 +221,12 @@ def operations_in_copy(
                     here = _file_at(roots, Location(listed.home(number), file.path))
                     if here is not None:
                         now[file] = here
-                        if file.path not in rewritten:  # of those the text is compared
+                        if file.path not in rewritten:  # rewritten files are compared by their texts
                             others.append((file, here))
             if all(_is_copied(noted, here) for noted, here in others):
                 has_other_inodes = any(noted.inode != here.inode for noted, here in others)
                 return (_as_found(listed, now, roots), COPIED) if has_other_inodes else (listed, None)
-    except OSError:  # whoever does the operations is told the same
+    except OSError:  # executing the operations raises it again
         return listed, None
     has_lost_times = all(noted.size == here.size and noted.inode != here.inode for noted, here in others)
     return listed, LOST_TIMES if has_lost_times else None
@@ -261,7 +260,7 @@ def _file_at(roots: OpenRoots, location: Location) -> Fingerprint | None:
 
 
 def _is_copied(noted: Fingerprint, here: Fingerprint) -> bool:
-    # An archive may hold whole seconds alone.
+    # An archive may store times in whole seconds.
     has_time = here.mtime_ns in (noted.mtime_ns, noted.mtime_ns // _SECOND * _SECOND)
     is_itself = (noted.device, noted.inode) == (here.device, here.inode)
     return noted.size == here.size and has_time and not is_itself

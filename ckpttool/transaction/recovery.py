@@ -1,7 +1,7 @@
 """Interrupted commands: their journals, the checkpoints that they hide, and recovery.
 
-A checkpoint that a journal moves is complete elsewhere, or nowhere, until the next command that changes its
-directory recovers what was interrupted.
+A checkpoint that a pending journal moves may be incomplete under its old and its new name. It is hidden until
+the next command that changes its directory recovers the journal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DOING = {
 
 
 def _report(directory: str, path: str, settled: Settled, recovery: Recovery) -> None:
-    """Add what became of each checkpoint of a command."""
+    """Add the result for each checkpoint of a command."""
     listed = settled.listed
     paths = [shown(os.path.join(directory, os.path.basename(group.path))) for group in listed.groups]
     if listed.kind == "remove":
@@ -76,7 +76,7 @@ def _report_moves(directory: str, settled: Settled, paths: Sequence[str], recove
         recovery.moved.append(f"{directory}: {doing}: {result}")
 
 
-# Journals that wait ---------------------------------------------------------------------------------
+# Pending journals -----------------------------------------------------------------------------------
 
 
 def directory_of_journal(path: str) -> str:
@@ -87,7 +87,7 @@ def directory_of_journal(path: str) -> str:
 
 
 def owner_of_journal(path: str) -> str | None:
-    """Return the other user that a journal belongs to; None if it can be recovered."""
+    """Return the other user who owns a journal; None if it can be recovered."""
     return engine_of(directory_of_journal(path)).owner_of(path)
 
 
@@ -99,9 +99,9 @@ class UnaffectedUnits(NamedTuple):
 
 
 def unaffected_units(units: Sequence[Unit], directories: Iterable[str] = ()) -> UnaffectedUnits:
-    """Return checkpoints without those that a journal has on their way.
+    """Return checkpoints without those that a pending journal moves.
 
-    The journals returned are those of the directories that they lie in, and of ``directories``.
+    The journals returned are those of the checkpoints' directories, and of ``directories``.
     """
     paths = sorted({*directories, *map(_directory, units)})
     journals = tuple(journal for path in paths for journal in engine_of(path).journals())

@@ -1,7 +1,8 @@
-"""Removes checkpoints, for good or to the trash, so that a kill at any moment loses nothing that was to stay.
+"""Removal of checkpoints, for good or to the trash, that loses nothing else if it is killed.
 
-What goes for good is moved into the stage of a journal, and unlinked only there (``operations``): no half of
-a checkpoint ever lies where one is looked for. On a full disk, something goes without a journal.
+A checkpoint that is removed for good is moved into the stage of a journal, and unlinked only there
+(``operations``), so half of one is never found in the directory. On a full disk, one is unlinked without a
+journal.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def removal_operations(
 
     Args:
         groups: The checkpoints.
-        rewrites: The pointers.
-        kind: Where they go.
-        identity: Of the command, if it can be undone.
+        rewrites: The rewrites of pointers.
+        kind: "remove" to the stage, for good, or to the "trash".
+        identity: Identity of the command; None if it can't be undone.
     """
     place: Root = "trash" if kind == "trash" else "stage"
     moves = (
@@ -50,10 +51,10 @@ def removal_operations(
 
 
 def remove(directory: str, removals: Sequence[Group]) -> Outcome:
-    """Remove checkpoints of one directory; what has changed since the plan was made stays.
+    """Remove checkpoints of one directory; those that have changed since the plan was made are kept.
 
-    Lists of checkpoints name them no more. On a full disk each that goes makes room: what failed for want of
-    it is tried again as long as some go.
+    Lists of checkpoints no longer name them. On a full disk, each removal makes room: those that fail for
+    lack of it are repeated as long as others succeed.
     """
     outcome = Outcome()
     left = list(removals)
@@ -73,9 +74,10 @@ def remove(directory: str, removals: Sequence[Group]) -> Outcome:
         left = crowded
         if once.done or not crowded:
             continue
-        # There is no room for a journal, or for what moving to the stage takes: one goes without.
+        # The disk has no room for a journal, or for the new names in the stage. One checkpoint is unlinked
+        # without a journal to make some: preferably a single file, of which a kill can't leave a part.
         first = next(filter(_IS_SINGLE, crowded), crowded[0])
-        if list_rewrites(directory, _names(crowded)):  # lists are written before anything is removed
+        if list_rewrites(directory, _names(crowded)):  # a list is rewritten before, which takes room, too
             if refusal is not None and not outcome.done:
                 raise refusal
             outcome.failures |= {one.path: Failure("no space left for a journal") for one in crowded}
@@ -86,7 +88,7 @@ def remove(directory: str, removals: Sequence[Group]) -> Outcome:
 
 
 def _interrupted(removals: Sequence[Group], outcome: Outcome, failure: CheckpointError) -> Outcome:
-    """Return an outcome in which the other removals failed, too; raise the error if nothing was removed."""
+    """Return an outcome in which the remaining removals failed; raise the error if nothing was removed."""
     if not outcome.done:
         raise failure
     known = {*outcome.done, *outcome.failures}
@@ -96,7 +98,7 @@ def _interrupted(removals: Sequence[Group], outcome: Outcome, failure: Checkpoin
 
 
 def _lacks_room(directory: str, removal: Group, outcome: Outcome, *, is_refused: bool) -> bool:
-    """Return whether a removal is to be tried again once there is room."""
+    """Return whether a removal is to be repeated once the disk has room."""
     if removal.path in outcome.failures:
         is_in_place = all(fs.lexists(os.path.join(directory, name)) for name in removal.members)
         return outcome.failures[removal.path].is_crowded and is_in_place
@@ -108,7 +110,7 @@ def _names(removals: Iterable[Group]) -> set[str]:
 
 
 def put_aside(directory: str, removals: Sequence[Group], identity: str) -> Outcome:
-    """Move checkpoints of one directory into its trash; ``freed`` says how many bytes lie there then."""
+    """Move checkpoints of one directory into its trash; ``freed`` is the number of bytes moved."""
     outcome = Outcome()
     try:
         _remove_with_journal(directory, removals, outcome, identity)
@@ -140,9 +142,9 @@ def _remove_with_journal(
 
 
 def _unlink_at_once(directory: str, removal: Group, outcome: Outcome) -> None:
-    """Unlink a checkpoint without a journal, so that there is room for one.
+    """Unlink a checkpoint without a journal, to make room for one.
 
-    A kill leaves nothing half-done of a single file; of others it leaves a part.
+    A kill may leave a part of a checkpoint that has several files.
     """
     try:
         with open_roots(directory, removal_operations([removal]), state_dir_of(directory)) as roots:

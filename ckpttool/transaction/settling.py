@@ -25,11 +25,11 @@ class Settled:
 
     Attributes:
         listed: Operations of the journal.
-        finished: What was completed.
-        put_back: What was reverted.
-        failures: Why some could be neither.
-        notes: What the user has to know of some that are completed.
-        left: What files the stage holds that the journal doesn't list.
+        finished: Completed groups.
+        put_back: Reverted groups.
+        failures: Reasons why others could be neither completed nor reverted.
+        notes: Notes for the user on completed groups.
+        left: Message on files in the stage that the journal doesn't list; None without any.
     """
 
     listed: OperationList
@@ -41,7 +41,7 @@ class Settled:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to the next command."""
+        """Whether nothing remains for the next command."""
         return not self.failures and self.left is None
 
     @classmethod
@@ -61,7 +61,7 @@ def settle_now(directory: str, path: str) -> None:
 
 
 def settle_stage(directory: str, path: str) -> Settled | None:
-    """Settle the journal of a stage, and remove the stage unless something is left to the next command.
+    """Settle the journal of a stage, and remove the stage unless something remains for the next command.
 
     Args:
         directory: The directory, which is locked.
@@ -75,7 +75,7 @@ def settle_stage(directory: str, path: str) -> Settled | None:
     """
     listed, settled = read_journal(path, directory), None
     if listed is None:
-        with open_own(directory, *os.path.split(path)) as inner, suppress(OSError):  # told below
+        with open_own(directory, *os.path.split(path)) as inner, suppress(OSError):  # reported below
             remove_places(inner)
     else:
         settled = _settle_open(directory, path, listed)
@@ -100,7 +100,7 @@ def _settle_open(directory: str, path: str, listed: OperationList) -> Settled:
                     where = "move files that the journal doesn't list where they belong"
                     settled.left = f"{system_text(error)}; {where}"
             return settled
-    except CheckpointError as failure:  # its trash is another's, say
+    except CheckpointError as failure:  # such as a trash of another user
         return Settled.failed(listed, failure.reason)
 
 
@@ -122,6 +122,9 @@ class _Settlement:
         settled, listed = self._settled, self._listed
         is_removal = listed.kind == "remove"
         numbers = range(len(listed.groups))
+        # In a copy of the directory all inodes differ, so moved files can't be identified, and no move is
+        # settled. A removal is: nothing whose fingerprint differs is ever unlinked, and whole checkpoints are
+        # moved back.
         if not is_removal and (self._is_old_copy() if listed.is_copy is None else listed.is_copy):
             advice = f"keep what you need, and remove {shown(self._stage.path)}"
             why = f"the directory was copied while a command was at work; {advice}"
@@ -129,7 +132,9 @@ class _Settlement:
         back: list[int] = []
         for number in numbers:
             try:
-                if is_removal and not self._stage.holds(number):  # nothing was done with it, or all
+                # A removal that has nothing in the stage was not begun, or has been completed. Without a
+                # commit, its pointers are restored.
+                if is_removal and not self._stage.holds(number):
                     back += [number] * (number not in (self._stage.done or ()))
                 else:
                     (settled.finished if self._is_to_finish(number) else settled.put_back).append(number)
@@ -148,10 +153,10 @@ class _Settlement:
         return settled
 
     def _keep_blocked(self) -> None:
-        """Complete and commit groups that can't be reverted, since other files have their names.
-
-        A trainer that has gone on after the kill has saved under them.
-        """
+        """Complete and commit groups that can't be reverted, since other files have their names."""
+        # A trainer that continued after the kill may have saved under the old name of a checkpoint that had
+        # been moved already. Neither of the two may be lost, so the move is completed, and in an indivisible
+        # list all moves are.
         settled, listed = self._settled, self._listed
         if self._stage.is_committed or listed.kind in ("remove", "output"):
             return
@@ -161,7 +166,7 @@ class _Settlement:
         try:
             for number in kept:
                 self._stage.advance(number)
-        except (OSError, StalePlan):  # what is in its way is told when it is reverted
+        except (OSError, StalePlan):  # reverting it then fails, too, and reports the reason
             return
         if not kept:
             return
@@ -169,7 +174,7 @@ class _Settlement:
             self._stage.sync()  # the new names are durable before a pointer names them
             for one in listed.pointers:
                 if one.after is not None:
-                    with suppress(StalePlan):  # a trainer has written that, too
+                    with suppress(StalePlan):  # a trainer has rewritten it, too
                         self._stage.write_pointer(one)
         self._stage.sync()
         self._stage.record(kept)
@@ -178,7 +183,7 @@ class _Settlement:
         settled.put_back = [number for number in settled.put_back if number not in kept]
 
     def _is_taken(self, one: Move) -> bool:
-        """Return whether another file has the old name of a moved file."""
+        """Return whether others have saved under the old name of a moved file."""
         roots = self._stage.roots
         if not roots.has_moved(one):
             return False
@@ -200,6 +205,8 @@ class _Settlement:
     def _back(self, numbers: Sequence[int]) -> None:
         settled, done = self._settled, self._stage.done or frozenset()
         was_committed = self._stage.is_committed
+        # ``done.json`` is shortened before anything is moved back: if this is killed as well, the next
+        # recovery must not take these groups for committed, and unlink them.
         if not done.isdisjoint(settled.put_back):
             self._stage.withdraw(settled.put_back)
         if not was_committed and not settled.failures:
@@ -236,10 +243,10 @@ class _Settlement:
             failures[number] = f"{system_text(error)}; what is left of it is in {where}"
 
     def _is_to_finish(self, number: int) -> bool:
-        """Return whether a group is to be completed: it is committed, and a removal is still wanted.
-
-        What has changed in the stage, or has no survivors any more, is put back unless a part of it is gone.
-        """
+        """Return whether a group is to be completed: it is committed, and a removal is still wanted."""
+        # If a file of a removed checkpoint is missing in the stage, unlinking has begun, and is completed. A
+        # whole one is moved back if it was modified in the stage since, or if the checkpoints that the plan
+        # was to keep have disappeared: it may be the last one.
         listed, status = self._listed, self._stage.roots.status
         if number not in (self._stage.done or ()):
             return False
@@ -256,7 +263,7 @@ class _Settlement:
     def _is_old_copy(self) -> bool:
         """Return whether the files of a 0.1 journal were copied since: none has a recorded inode."""
         if self._listed.kind == "output" or self._stage.is_committed:
-            return False  # its area is known by its own inode, or all is done
+            return False  # an area has its own inode in ``owner``, and a committed list needs no check
         is_there = False
         for location in (place for one in chain(*self._listed.of_groups) for place in one.locations):
             if self._stage.roots.status(location) is not None:

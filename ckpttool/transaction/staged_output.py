@@ -1,16 +1,16 @@
-"""Outputs that appear whole or not at all: written next to the target, made durable, renamed.
+"""Outputs that appear whole or not at all: written next to the target, synced, and renamed.
 
 Everything is written below ``.ckpttool-<id>.new/content/`` in the directory of the target, under its final
-name. This directory, the area, is locked while a command works in it; one without a lock was left by a kill,
-and is cleared when the next target is staged there. An area has
+name. This directory, the area, is locked while a command works in it. One without a lock was left by a kill,
+and is cleared when the next output is staged in the same directory. An area has
 
-- ``owner``: its inode, and the host where it was made, which are wrong in a copy or an archive.
+- ``owner``: its inode and the host where it was made, by which a copy or an extracted archive is recognised.
 - ``content``: the new files, under their final names.
 - ``replaced``: the old files, once they are set aside.
 - ``journal.json``, ``done.json``: the moves, as in the stage of any command (``operations``).
 
-Both directories, and the one of the target, are held open: a user who can write in the target's directory and
-puts a link in the place of ours has nothing written, moved or removed behind it.
+The area, its subdirectories and the target's directory are held open. If another user of the target's
+directory replaces one of them by a symlink, nothing is written, moved or removed through it.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ from ckpttool.transaction.unlinking import StrandedCheckpoint
 OutputShape = Literal["file", "directory", "prefix"]
 
 _PATIENCE = 3.0
-"""For how many seconds others may keep us from making room."""
+"""Seconds to wait for another command that is making or clearing areas in the same directory."""
 
 _OWNER = "owner"
 _NAME = re.compile(re.escape(OWN_PREFIX) + r"[0-9a-f]{12}\.new")
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _MAX_BYTES = 1 << 24
-"""Of a note of the owner."""
+"""Limit on the size of ``owner``."""
 
 
 class UnsafeArea(Exception):
-    """An area is not touched any further; the message says why."""
+    """An area must not be touched; the message has the reason."""
 
 
 class StagedOutput:
-    """One target that is being written.
+    """Target that is being written.
 
     Attributes:
         target: Its final path.
         path: Its current path, to open and check it before the commit.
-        written: The tensors that went through a sink, once it is settled.
-        warnings: Interrupted outputs in its directory that could not be cleared, in sentences.
+        written: Tensors that were written through sinks; complete after ``settle``.
+        warnings: Sentences on interrupted outputs in its directory that could not be cleared.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class StagedOutput:
         jobs: int | None = None,
         advance: Advance = no_advance,
     ) -> None:
-        """Make an area for a target.
+        """Create an area for a target.
 
         Args:
             target: Path of a file or a directory, or the prefix of several files.
             shape: Which of these it is.
-            replaces: Names in its directory that it replaces; None if nothing may be there.
+            replaces: Names in its directory that it replaces; None if they have to be free.
             jobs: Number of threads that copy tensors.
             advance: Called with numbers of copied bytes.
         """
@@ -110,8 +110,8 @@ class StagedOutput:
         self._area: OpenDirectory | None = None
         try:
             self._directory = self._open.enter_context(OpenDirectory(directory or os.curdir))
-            # Only whoever has the lock of the target's directory makes an area there, or clears one: between
-            # the making of ours and its own lock, it would look like one that a kill left.
+            # Areas are made and cleared only under the lock of the target's directory. Between its creation
+            # and its own lock, an area looks like one that a kill left, and another command would remove it.
             with _cleared(self._directory) as self.warnings:
                 area = self._open.enter_context(
                     self._directory.make(f"{OWN_PREFIX}{os.urandom(6).hex()}.new", 0o700)
@@ -140,10 +140,10 @@ class StagedOutput:
         self.discard()
 
     def create(self, name: str = "") -> Sink:
-        """Return a new file of the target.
+        """Create a file of the target.
 
         Args:
-            name: Of a directory, the path in it; of a prefix, the rest of the name; of a file, empty.
+            name: Path of the file in a directory; rest of its name after a prefix; empty for a single file.
         """
         path = os.path.join(self._name, name) if self.shape == "directory" else self._name + name
         above, own = os.path.split(path)
@@ -155,7 +155,7 @@ class StagedOutput:
     def settle(self) -> None:
         """Complete the files; the target can be opened at ``path`` then.
 
-        A thread makes them durable meanwhile, for which ``commit`` waits.
+        A thread syncs them from then on, and ``commit`` waits for it.
         """
         self.require_in_place()
         for sink in self._sinks:
@@ -172,9 +172,10 @@ class StagedOutput:
     def commit(self) -> None:
         """Move the target to its final path, all of it or nothing.
 
-        After an OSError the old files are back; if they can't be, an AccessDenied says where they are.
+        After an OSError the old files are in place again; if that fails, an AccessDenied has their location.
         """
-        # A rename may reach the disk before what was written: after a power cut, the target would be empty.
+        # A rename may reach the disk before the data: after a power failure, the target would be empty. So
+        # the files are synced before.
         self._syncing.settle()
         self._sinks.clear()
         self.require_in_place()
@@ -185,6 +186,7 @@ class StagedOutput:
         is_over_file = not self._directory.holds_directory(self._name)
         for name in set(names) & set(old):
             _keep_mode(self._content, name, self._directory, name)
+        # A single rename or link is atomic. Anything more takes a journal, so that a kill can be reverted.
         if names == old == [self._name] and self.shape == "file" and is_over_file:
             self._content.replace(self._name, self._directory, self._name)
         elif not old and len(names) == 1:
@@ -197,12 +199,11 @@ class StagedOutput:
     def hand_over(self, alike: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the paths of new files, relative to the target's directory, for a journal that moves them.
 
-        They are durable, and have mode, owner and times of the old files. They must be moved before this
+        They are synced, and have mode, owner and times of the old files. They must be moved before this
         output ends.
 
         Args:
-            alike: Of a target that is a directory, the name of the old file for each new one; None for a
-                target that is a file.
+            alike: Name of the old file for each new one, if the target is a directory; None if it is a file.
         """
         self._syncing.settle()
         self._sinks.clear()
@@ -226,7 +227,7 @@ class StagedOutput:
         return waits
 
     def link_in(self, directory: str, names: Iterable[str]) -> None:
-        """Give files of a directory second names in the target, which is one."""
+        """Link files of a directory into the target, which is a directory, too."""
         with OpenDirectory(directory) as source:
             for name in names:
                 above, own = os.path.split(os.path.join(self._name, name))
@@ -239,7 +240,8 @@ class StagedOutput:
                     )
 
     def require_in_place(self) -> None:
-        """Require that paths lead to the open directories, so that the files read back are those written."""
+        """Require that paths still lead to the open directories."""
+        # The files are read back by path, and must be those that were written.
         area = self._area
         assert area is not None  # it is not discarded
         if area.descriptor is not None and not (
@@ -258,7 +260,7 @@ class StagedOutput:
         # The index of a TensorFlow checkpoint leaves first and comes last: without it there is none.
         old = sorted(old, key=lambda name: not name.endswith(".index"))
         area.make(REPLACED).close()
-        self._holds_old = True  # until it is back, or gone: what goes wrong here must not remove it
+        self._holds_old = True  # ``discard`` must not remove the area with the old files in it
         try:
             new_contents, old_contents = (
                 {name: contents(place.fd, [name]) for name in given}
@@ -270,7 +272,7 @@ class StagedOutput:
         self._holds_old = False
 
     def _move(self, area: OpenDirectory, listed: OperationList) -> None:
-        """Set the old aside and bring the new, or revert both."""
+        """Set aside the old files and move in the new ones, or revert both."""
         with begin_output(self._directory, area, listed) as stage:
             try:
                 for failure in stage.forward().values():
@@ -286,25 +288,25 @@ class StagedOutput:
                 raise
 
     def discard(self) -> None:
-        """Remove all that isn't committed; may be called twice."""
+        """Remove everything that isn't committed; may be called twice."""
         self._syncing.close()
         self._pool.close()
         for sink in self._sinks:
-            with suppress(OSError):  # it goes
+            with suppress(OSError):  # the file is removed below
                 sink.abandon()
         self._sinks.clear()
         area, self._area = self._area, None
         try:
             if area is not None and not self._holds_old:
                 remove_area(self._directory, area)
-        except OSError as error:  # of what was committed, or of another failure, it changes nothing
+        except OSError as error:  # only a warning: the output is committed, or has failed already
             self.warnings += (f"{area.path if area else ''} can't be removed: {error_text(error)}",)
         finally:
             self._open.close()
 
 
 def clear_areas(directory: str) -> tuple[str, ...]:
-    """Complete or revert interrupted outputs in a directory; return why some could not be, in sentences."""
+    """Complete or revert interrupted outputs in a directory; return sentences on those that could not be."""
     if not has_leftovers(directory):
         return ()
     try:
@@ -320,7 +322,7 @@ def has_leftovers(directory: str) -> bool:
         return False
     try:
         return any(map(is_leftover_name, fs.listdir(directory)))
-    except OSError:  # what can't be listed holds nothing that we could clear
+    except OSError:  # nothing could be cleared there, either
         return False
 
 
@@ -328,12 +330,13 @@ def has_leftovers(directory: str) -> bool:
 def _cleared(directory: OpenDirectory) -> Iterator[tuple[str, ...]]:
     """Clear a directory of interrupted outputs, and lock it against others that make or clear areas.
 
-    Yields why some could not be cleared, in sentences.
+    Yields sentences on those that could not be cleared.
     """
     if not HAS_LOCKS or directory.descriptor is None:
         yield (*recover_areas(directory),)
         return
-    # Opened again: the lock goes with this descriptor, while the other stays open as long as the target.
+    # Opened again, since a lock is held until its descriptor is closed. This one is closed once the area is
+    # locked, and the other one when the output ends.
     with directory.open(os.curdir) as again:
         until = time.monotonic() + _PATIENCE
         while not (is_alone := _may_have(again.fd)) and time.monotonic() < until:
@@ -353,7 +356,7 @@ def _may_have(descriptor: int) -> bool:
 
 
 def _keep_mode(content: OpenDirectory, name: str, directory: OpenDirectory, other: str) -> None:
-    """Give a file the mode and the owner of one that gives way to it, and a directory the mode."""
+    """Give a file the mode and the owner of the one that it replaces, and a directory the mode."""
     new, old = content.status(name), directory.status(other)
     if new is None or old is None:
         return
@@ -368,16 +371,16 @@ def _keep_mode(content: OpenDirectory, name: str, directory: OpenDirectory, othe
             os.close(descriptor)
 
 
-# The area: making, and removing -------------------------------------------------------------------
+# Areas --------------------------------------------------------------------------------------------
 
 
 def is_leftover_name(name: str) -> bool:
-    """Return whether a name is that of an area, or of a file that is being written."""
+    """Return whether a name is that of an area, or of a half-written file."""
     return _NAME.fullmatch(name) is not None or is_scratch_name(name)
 
 
 def claim(area: OpenDirectory) -> None:
-    """Write the inode and the host of an area into it."""
+    """Write the owner of an area: its inode, and this host."""
     document = {"inode": area.own_status().st_ino, **_host()}
     descriptor = area.create(_OWNER, 0o600)
     try:
@@ -396,31 +399,31 @@ def _host() -> dict[str, str]:
 
 
 def move_without_replacing(name: str, here: OpenDirectory, there: OpenDirectory) -> None:
-    """Rename a file or a directory to another directory; an OSError if something has its name there."""
+    """Move an entry to another directory; raise an OSError if another one has its name there."""
     has_both = link_or_rename(
         here.at(name), here.descriptor, there.at(name), there.descriptor, lambda: there.has(name)
     )
     if has_both:
-        with suppress(OSError):  # it goes with the area
+        with suppress(OSError):  # it is removed with the area
             here.unlink(name)
 
 
 def remove_area(directory: OpenDirectory, area: OpenDirectory) -> None:
-    """Remove an area with all in it: the journal first, the owner last."""
-    # Once the journal is gone, nothing is moved out of what is half removed; while the owner is noted, the
-    # rest can be cleared by the next command.
+    """Remove an area with everything in it: the journal first, the owner last."""
+    # Without the journal, recovery moves nothing out of a half-removed area. With the owner, the next command
+    # can still remove the rest.
     for name in sorted(area.names(), key=lambda name: (name == _OWNER, name not in (JOURNAL, MOVING))):
         area.remove(name)
     directory.remove_held(area, os.path.basename(area.path))
 
 
-# What a kill left -----------------------------------------------------------------------------------
+# Recovery of areas ----------------------------------------------------------------------------------
 
 
 def recover_areas(directory: OpenDirectory) -> list[str]:
     """Clear a directory of interrupted outputs and half-written files; those of running commands are skipped.
 
-    Returns why some could not be cleared, in sentences.
+    Returns sentences on those that could not be cleared.
     """
     warnings = []
     for name in sorted(directory.names()) if HAS_LOCKS else ():
@@ -430,18 +433,18 @@ def recover_areas(directory: OpenDirectory) -> list[str]:
             elif _NAME.fullmatch(name) and directory.holds_directory(name):
                 _recover_area(directory, name)
         except (UnsafeArea, OSError, CheckpointError) as why:
-            if directory.has(name):  # whoever worked in it may have come to his end
+            if directory.has(name):  # unless its command has just ended, and removed it
                 warnings.append(f"{directory.join(name)} is left as it is: {error_text(why)}")
     return warnings
 
 
 def _recover_area(directory: OpenDirectory, name: str) -> None:
     """Clear an area that isn't locked: the old files are moved back, unless the output is committed."""
-    _require_this_users(directory.status(name))  # another's can't be opened, perhaps
+    _require_this_users(directory.status(name))  # before opening, which may fail for another user's
     with directory.open(name) as area:
         _require_this_users(area.own_status())
         if not try_lock(area.fd):
-            return  # somebody works in it
+            return  # its command is running
         if not _has_no_owner_yet(area):
             _require_made_here(directory, area)
             _settle(directory, area)
@@ -473,7 +476,9 @@ def _require_made_here(directory: OpenDirectory, area: OpenDirectory) -> None:
             own = _host()
             if inode != status.st_ino:
                 raise UnsafeArea("it is a copy, or comes out of an archive")
-            # One kernel's locks hold on all that it runs; another start of this host has ended what it ran.
+            # A free lock proves that the command has ended only if that ran under this kernel. A container
+            # may have another host name, but has the same boot ID. If this host was restarted since, the
+            # command has ended.
             if host != own["host"] and (not boot or boot != own["boot"]):
                 raise UnsafeArea(f"it was made on the host {host!r}, where somebody may work in it")
         case _:
@@ -487,7 +492,7 @@ def _read_owner(directory: OpenDirectory, area: OpenDirectory) -> object:
 
 
 def _settle(directory: OpenDirectory, area: OpenDirectory) -> None:
-    """Settle the journal of an area; of a committed output, only the old files are left then."""
+    """Settle the journal of an area; if it is committed, only the old files are left in it."""
     if not (area.has(JOURNAL) or area.has(MOVING)):  # nothing was moved
         return
     for name in (CONTENT, REPLACED):

@@ -1,8 +1,8 @@
-"""Stages: the directories in which commands keep their journals while they work.
+"""Stages: directories with the journals of running commands.
 
-A command that removes checkpoints, or moves them, owns a directory ``.ckpttool-<id>`` beside them, or where
-``state_dir_of`` says. Its ``journal.json`` appears whole, once all that will be done is known; a stage
-without one is an attempt that touched nothing.
+A command that removes or moves checkpoints makes a directory ``.ckpttool-<id>`` in the state directory
+(``state_dir_of``). Its ``journal.json`` appears whole, before the first operation. A command that left a
+stage without one has changed nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ckpttool.transaction.state_dir import MAX_BYTES, StateDir
 STAGE_PREFIX = ".ckpttool-"
 JOURNAL = "journal.json"
 DONE = "done.json"
-"""File beside a journal: the numbers of the committed groups."""
+"""File next to a journal, with the numbers of the committed groups."""
 TEMPORARY = ".tmp"
 
 _STAGE = re.compile(rf"{re.escape(STAGE_PREFIX)}[0-9a-f]{{8}}")
@@ -40,12 +40,12 @@ def require_system(directory: str, done: str) -> None:
 
 
 def new_stage_name(state_dir: StateDir) -> str:
-    """Return a name for a stage that no other has."""
+    """Return a new random name for a stage."""
     return f"{STAGE_PREFIX}{os.urandom(4).hex()}{state_dir.suffix}"
 
 
 def journal_text(directory: str, document: Mapping[str, Any], result: str = "") -> bytes:
-    """Return the text of a journal, and require that recovery reads so much."""
+    """Return the text of a journal; raise AccessDenied if it is longer than recovery would read."""
     text = json.dumps(document).encode()
     if len(text) > MAX_BYTES:
         reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
@@ -54,17 +54,17 @@ def journal_text(directory: str, document: Mapping[str, Any], result: str = "") 
 
 
 def remove_places(stage: OpenDirectory) -> None:
-    """Remove the directories for files in a stage.
+    """Remove the numbered directories in a stage.
 
     Raises:
-        OSError: One is not empty.
+        OSError: One isn't empty.
     """
     for name in filter(str.isdecimal, stage.names()):
         retry_while_busy(partial(remove_directory, stage.at(name), stage.descriptor))
 
 
 def remove_stage(path: str) -> bool:
-    """Remove a stage with its journal; tell whether nothing else was left in it."""
+    """Remove a stage with its journal; return False, and keep it, if it has other entries."""
     around, name = os.path.split(path)
     with OpenDirectory(around) as place, place.open(name) as stage:
         return remove_open_stage(place, stage)
@@ -79,13 +79,15 @@ def remove_open_stage(place: OpenDirectory, stage: OpenDirectory) -> bool:
     for name in ours:
         stage.unlink(name)
         if name == JOURNAL and DONE in names:
-            stage.sync()  # a journal without the file beside it would be reverted
+            # After a crash, a journal without ``done.json`` would be taken for uncommitted, and reverted. So
+            # the journal is removed durably before ``done.json`` is.
+            stage.sync()
     place.remove_held(stage, os.path.basename(stage.path))
     return True
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a name is that of a file of ours that was still being written."""
+    """Return whether a name is that of a half-written file of ours."""
     return name.startswith(STAGE_PREFIX) and name.endswith(TEMPORARY)
 
 

@@ -9,8 +9,8 @@ Sources: PaddlePaddle/Paddle ``python/paddle/fluid/io.py`` of 2018, ``_get_dir_s
 huggingface/accelerate ``accelerator.py``, ``save_state`` and ``load_state``, and ``checkpointing.py``,
 ``save_accelerator_state``.
 
-Only files of this user, or of the directory's owner, are obeyed: where several users can write, another could
-plant a journal or a record, to have files removed or renamed that he can't change himself.
+Only journals and records of this user, or of the directory's owner, are obeyed. Where several users can
+write, another one could plant a journal to have files removed or renamed that he can't change himself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ACCELERATES = "checkpoints"
 _RANDOM_STATES = re.compile(r"random_states_[0-9]+\.pkl")
 """Files of each process in an Accelerate checkpoint."""
 OWNER = "@"
-"""Separates our part of a name from the name of the directory that it is for."""
+"""Separator between our part of a name and the name of the directory that it is for."""
 
 
 TRASH = ".ckpttool-trash"
@@ -67,18 +67,18 @@ class StateDir(NamedTuple):
 
     @property
     def directory(self) -> str:
-        """Path of the directory that it is for, by its name when the suffix was made."""
+        """Path of the directory that it is for, with its name at the time when the suffix was made."""
         return os.path.join(self.path, self.suffix.removeprefix(OWNER)) if self.suffix else self.path
 
 
 def state_dir_of(directory: str) -> StateDir:
-    """Return where stages, locks and trash of a directory are made; no trainer scans a store."""
-    if not fs.place_of(directory).opens_by_path:
+    """Return the location of new stages, locks and trash of a directory."""
+    if not fs.place_of(directory).opens_by_path:  # no trainer scans a store
         return StateDir(directory)
     if _is_scanned_by_accelerate(directory):
         real = fs.realpath(directory)
         is_mount_point = os.path.ismount(real) or real in (mount_points(below=real) or ())
-        # Nothing could be renamed from a mount point to the directory around it.
+        # Files can't be renamed out of a mount, so a directory that is a mount point holds its own stages.
         return StateDir(directory) if is_mount_point else state_dir_beside(directory)
     if any(_is_serial(os.path.join(directory, name)) for name in _names_of_serials(directory)):
         return state_dir_beside(directory)
@@ -98,7 +98,7 @@ def state_dir_beside(directory: str) -> StateDir:
 
 
 def may_keep_state_beside(directory: str) -> bool:
-    """Tell from names alone whether the state directory may be the parent."""
+    """Return whether the parent may be the state directory, judged by names alone."""
     return _is_named_as_accelerates(directory) or bool(_names_of_serials(directory))
 
 
@@ -123,7 +123,7 @@ def _is_scanned_by_accelerate(directory: str) -> bool:
     is_called_so = _is_named_as_accelerates(directory)
     try:
         found = fs.entries(directory)
-    except OSError:  # what can't be read tells nothing
+    except OSError:  # unknown
         return False
     named = (entry for entry in found if is_called_so or SERIAL.fullmatch(entry.name))
     return any(map(_holds_random_states, named))
@@ -136,14 +136,14 @@ def _is_named_as_accelerates(directory: str) -> bool:
 def _holds_random_states(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir() and any(map(_RANDOM_STATES.fullmatch, fs.listdir(entry.path)))
-    except OSError:  # it has gone, or can't be read
+    except OSError:  # it is missing or unreadable
         return False
 
 
 def _names_of_serials(directory: str) -> list[str]:
     try:
         return sorted(filter(SERIAL.fullmatch, fs.listdir(directory)))
-    except OSError:  # what can't be read tells nothing
+    except OSError:  # unknown
         return []
 
 
@@ -155,12 +155,12 @@ def _is_serial(path: str) -> bool:
         return False
 
 
-# Whose it is --------------------------------------------------------------------------------------
+# Ownership ----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 
 MAX_BYTES = 1 << 28
-"""Of a journal; two million files take less."""
+"""Limit on the size of a journal; two million files take less."""
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -170,8 +170,8 @@ LEFT_AS_IT_IS = "it is left as it is"
 def require_own(path: str, directory: str, otherwise: str = LEFT_AS_IT_IS) -> None:
     """Require that a directory of ours was made by this user, or by the owner of the directory it is for.
 
-    Others may write in it only where they may in ``directory``, too, and remove there what they like.
-    ``otherwise`` completes the message about one that belongs to another user.
+    Others may have write permission for it only as far as they have it for ``directory``. ``otherwise``
+    completes the message about one that belongs to another user.
     """
     try:
         status, around = fs.lstat(path), fs.stat(directory)
@@ -183,11 +183,14 @@ def require_own(path: str, directory: str, otherwise: str = LEFT_AS_IT_IS) -> No
 def require_own_status(
     path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_AS_IT_IS
 ) -> None:
-    """Require the same by the status of the directory, and of the one that it is for."""
+    """Require the same as ``require_own``, by the statuses of the directory and of the one that it is for."""
     if not stat.S_ISDIR(status.st_mode):
         what = "a symlink" if stat.S_ISLNK(status.st_mode) else "no directory"
         raise AccessDenied(path, f"is {what}; {LEFT_AS_IT_IS}")
     _require_owner(path, status, around, otherwise)
+    # Users who may write in ``around`` can remove all files there anyway, so they gain nothing from a stage
+    # that they may write in. In a sticky directory they can't remove those of others, so there a stage must
+    # be closed to them.
     is_sticky = bool(around.st_mode & stat.S_ISVTX)
     if status.st_mode & _OTHERS & (_OTHERS if is_sticky else ~around.st_mode):
         raise AccessDenied(path, f"others may have written in it; {LEFT_AS_IT_IS}")
@@ -195,7 +198,9 @@ def require_own_status(
 
 @contextmanager
 def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory]:
-    """Open a directory of ours for another one, by the names that lead to it, and require that it is ours."""
+    """Open a directory of ours below another one, name by name, and require that it is ours."""
+    # It is checked by its path before it is opened, and again by its descriptor: it may have been replaced
+    # meanwhile.
     path = os.path.join(around, *names)
     require_own(path, directory)
     with ExitStack() as stack:
@@ -213,11 +218,11 @@ def read_own(
 
     Args:
         directory: The directory.
-        around: A directory around the file.
-        names: Those that lead to it from there, the last one its own.
-        what: What it should be, for messages: "a journal".
+        around: A directory above the file.
+        names: Names of the directories from there on, and of the file.
+        what: The expected kind of file, for messages: "a journal".
         parse: Converts its plain data; raises ValueError, LookupError or TypeError.
-        most: Limit on its bytes.
+        most: Limit on its size in bytes.
     """
     path = os.path.join(around, *names)
     try:
@@ -239,7 +244,7 @@ def read_own(
 
 
 def parse_own(path: str, text: bytes, what: str, parse: Callable[[Any], T]) -> T:
-    """Return the parsed content of a JSON text of ours; see ``read_own``."""
+    """Return the parsed content of a JSON file of ours; see ``read_own``."""
     try:
         return parse(json.loads(text))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -273,17 +278,17 @@ def _require_owner(
 
 
 def other_owner(status: os.stat_result, around: os.stat_result) -> str | None:
-    """Return the user that a file belongs to, unless it is this one or the owner of its directory."""
+    """Return the owner of a file, unless that is this user or the owner of its directory."""
     if not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), around.st_uid):
         return None
     return user_name(status.st_uid)
 
 
 def user_name(user: int) -> str:
-    """Return the name of a user."""
+    """Return the name of a user ID."""
     try:
         import pwd
 
         return pwd.getpwuid(user).pw_name
-    except (ImportError, KeyError):  # no such system, or nobody whom it knows
+    except (ImportError, KeyError):  # Windows, or an unknown user
         return f"number {user}"

@@ -1,7 +1,7 @@
 """Directories in an object store: requests on objects below a prefix, many at once.
 
-Nothing can be renamed or locked there. Instead, an object is read, replaced or removed only if it still is
-the version that was seen.
+A store has no renames and no locks. Instead, an object is read, replaced or removed only if it still has the
+version that was seen.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class StoreDirectory:
         return self._prefix + name
 
     def status(self, name: str) -> ObjectStatus | None:
-        """Return the status of an object, or None if there is none."""
+        """Return the status of an object; None if it is missing."""
         try:
             return self.store.status(self.key(name))
         except FileNotFoundError:
             return None
 
     def read(self, name: str, limit: int) -> tuple[bytes, ObjectStatus] | None:
-        """Return the bytes and the status of a small object, or None if there is none."""
+        """Return the bytes and the status of a small object; None if it is missing."""
         status = self.status(name)
         if status is None:
             return None
@@ -56,7 +56,9 @@ class StoreDirectory:
         return self.store.read(self.key(name), 0, status.size, status) if status.size else b"", status
 
     def is_same(self, name: str, of: ObjectStatus, other: str, of_other: ObjectStatus) -> bool:
-        """Compare two objects by size and version, or byte by byte if the versions differ."""
+        """Return whether two objects have the same bytes; they are compared if the versions differ."""
+        # Equal versions (ETags) mean equal bytes, but a copy may have another ETag than its original: on
+        # Azure, on Google Cloud Storage, and on S3 if it was uploaded in parts.
         if of.size != of_other.size:
             return False
         if of.version and of.version == of_other.version:
@@ -86,7 +88,7 @@ class StoreDirectory:
             self.remove(name, status)
 
     def copy(self, name: str, to: str, size: int) -> None:
-        """Copy an object, and require that the copy has a size."""
+        """Copy an object, and require the size of the copy."""
         self.store.copy(self.key(name), self.key(to))
         copied = self.status(to)
         if copied is None or copied.size != size:
@@ -97,7 +99,7 @@ class StoreDirectory:
 
 
 def each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
-    """Call a function with many items at once; yield each with its result. The first error is raised."""
+    """Call a function for items on several threads; yield each with its result. The first error is raised."""
     from concurrent.futures import ThreadPoolExecutor
 
     given = list(items)
@@ -106,7 +108,7 @@ def each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]
 
 
 def results_of(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R | OSError | StalePlan]]:
-    """Call a function with many items at once; yield each with its result, or the error that it raised."""
+    """Call a function for items on several threads; yield each with its result or its error."""
 
     def attempt(item: T) -> R | OSError | StalePlan:
         try:
@@ -118,7 +120,7 @@ def results_of(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple
 
 
 def keeps_versions(urls: Sequence[str]) -> bool:
-    """Return whether the store keeps a version of all these objects when they are removed."""
+    """Return whether the store keeps the versions of all these objects when they are removed."""
 
     def keeps(url: str) -> bool:
         store, name = remote.store_at(url)
@@ -157,7 +159,7 @@ def journals_in(directory: str) -> list[str]:
 
 
 def require_of_store(listed: OperationList) -> None:
-    """Require operations that are done in stores: whole objects leave the directory, or come back to it."""
+    """Require operations that stores support: whole objects leave the directory, or come back to it."""
     leaving: Mapping[Kind, tuple[Root, Root]] = {
         "remove": ("directory", "stage"),
         "trash": ("directory", "trash"),

@@ -1,4 +1,4 @@
-"""Changes directories in a store by conditional requests instead of locks."""
+"""Engine for directories in a store, which are changed by conditional requests instead of under a lock."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _store_errors(directory: str, result: str = "") -> Iterator[None]:
 
 
 def _unchanged(directory: str, removals: Sequence[Group], outcome: Outcome) -> list[Group]:
-    """Return the groups that are unchanged since the plan, with the versions of its objects."""
+    """Return the groups that are unchanged since the plan, with the versions of their objects."""
     found: list[Group] = []
     for one in removals:
         try:
@@ -181,6 +181,8 @@ def _remove(operations: StoreOperations, outcome: Outcome) -> None:
     if standing:
         names = {os.path.basename(groups[number].path) for number in standing}
         remote.forget()  # copying may take hours
+        # The journal that commits has the old texts of the pointers, so that recovery can restore them. If
+        # others have rewritten one since, it isn't overwritten, and nothing is removed.
         operations.commit(standing, list_rewrites(operations.directory, names))
         if not operations.write_pointers():
             lists = ", ".join(one.name for one in operations.listed.pointers)
@@ -215,7 +217,9 @@ def _outcome(
 
 
 def _settled(operations: StoreOperations) -> Settled:
-    """Finish an interrupted undo; of a removal, finish the groups of which a file was removed."""
+    """Finish an interrupted undo; of a removal, finish the groups that have lost an object."""
+    # Without locks, a running command can't be told from a killed one. So a removal is only finished for
+    # checkpoints that are incomplete already; the others are kept, and pointers name them again.
     listed, settled = operations.listed, Settled(operations.listed)
     numbers = range(len(listed.groups))
     if listed.kind == "restore":

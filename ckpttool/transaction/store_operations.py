@@ -1,22 +1,22 @@
 """Executes lists of operations in an object store, as ``operations`` does on a file system.
 
-The journal is an object beside the checkpoints. What goes to the trash is copied. Then the journal is
-replaced by one with the numbers of the committed groups, which is the point of no return; pointers are
-written, and objects removed, of each checkpoint first the one without which it is incomplete.
+The journal is an object next to the checkpoints. Objects that are moved to the trash are copied there. Then
+the journal is replaced by one with the numbers of the committed groups: the point of no return. After that,
+pointers are written and objects removed, in each checkpoint first the one without which it is incomplete.
 
 ```
 journal written -> objects copied -> journal replaced -> pointers written -> objects removed -> recorded
     |________ recovery drops the copies ________|_________ recovery completes what was begun ________|
 ```
 
-Nothing holds two commands apart: either may take the other for killed, and recover its journal. But of the
-commit and the recovery of one journal only one can replace it. After a commit, a checkpoint of which nothing
-was removed yet stays, as whoever killed the command may want to keep it; so do its copies, as the command
-may still be at work.
+Nothing is locked: a command may take a running one for killed, and recover its journal. But commit and
+recovery replace the journal on the condition that it is unchanged, so only one of them succeeds. After a
+commit, recovery keeps a checkpoint that is still whole, since the user who killed the command may want it,
+and also keeps its copies, since the command may still be running.
 
-What moves to the stage is removed for good, unless the bucket keeps versions: those are restored from there.
-A restoration removes nothing from the directory, and drops a copy only once its object is in place. So it
-needs no commit: recovery, or another command at the same time, does the same again.
+Objects that are moved to the stage are removed for good, unless the bucket keeps versions, from which they
+can be restored. A restoration removes nothing from the directory, and drops a copy only once its object is in
+place. So it needs no commit: recovery, or another command at the same time, just repeats it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from ckpttool.transaction.unlinking import StrandedCheckpoint
 _FIRST = re.compile(
     r"\.metadata|.*\.index(?:\.json)?|commit_success\.txt|_CHECKPOINT_METADATA|_METADATA|saved_model\.pb"
 )
-"""Files that are written last into a checkpoint's directory, or list the others."""
+"""Files that are written last into a checkpoint's directory, or that list the others."""
 _MOST_MARKERS = 100
 """Limit on delete markers that hide one object."""
 _WEIGHTS = re.compile(r".*\.(?:safetensors|bin|pt|pth|ckpt|h5|npz|pdparams)")
@@ -88,7 +88,7 @@ class StoredObject(NamedTuple):
 
     @property
     def status(self) -> ObjectStatus:
-        """Return its status when the plan was made."""
+        """Its status when the plan was made."""
         return ObjectStatus(self.file.size, self.file.mtime_ns, self.file.version)
 
 
@@ -109,7 +109,7 @@ class StoreOperations:
         journal: ObjectStatus | None = None,
         journal_id: str | None = None,
     ) -> None:
-        """Take the operations of a command that removes, or whose removal is undone, and their journal."""
+        """Use the operations of a removal or of its undo, and their journal if it is written already."""
         self.directory, self.listed = directory, listed
         self.objects = [_objects_of(listed, number, identity) for number in range(len(listed.groups))]
         self._place, self._identity, self._journal = StoreDirectory(directory), identity, journal
@@ -141,7 +141,7 @@ class StoreOperations:
         """Write the journal.
 
         Raises:
-            AccessDenied: There is one of the same command: it is at work.
+            AccessDenied: The command has a journal already, and is running.
         """
         self._claim(None)
 
@@ -160,7 +160,8 @@ class StoreOperations:
         try:
             self._journal = self._place.replace(name, data, self._journal)
         except Replaced:
-            # The answer to a request that took effect may be lost, and the request repeated.
+            # If the answer to a successful request is lost, the request is repeated, and its condition fails.
+            # The journal has a random ID, so one with the same bytes is the one that was just written.
             found = self._place.read(name, MAX_BYTES)
             if found is None or found[0] != data:
                 raise
@@ -168,7 +169,6 @@ class StoreOperations:
         self.listed = listed
 
     def remove_journal(self) -> None:
-        """Remove the journal."""
         self._place.remove_now(journal_name(self._identity))
 
     # Removal ------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class StoreOperations:
     def finish(self, numbers: Collection[int]) -> Failures:
         """Remove the old names of committed groups; return the errors by group.
 
-        Of a group whose first object can't be removed, nothing is.
+        If the first object of a group can't be removed, the others are kept.
         """
         failures = _each(self._remove, (one for one in self._of(numbers) if one.is_first))
         rest = [one for one in self._of(numbers) if not one.is_first and one.group not in failures]
@@ -239,7 +239,7 @@ class StoreOperations:
             pass
 
     def incomplete(self) -> set[int]:
-        """Return the groups that are incomplete in the directory, since their first object isn't there."""
+        """Return the groups that are incomplete in the directory, since they lack their first object."""
         firsts = [objects[0] for objects in self.objects]
         statuses = each(lambda one: self._place.status(one.path), firsts)
         return {one.group for one, status in statuses if status is None}
@@ -299,7 +299,7 @@ class StoreOperations:
         """Restore missing objects, write pointers, and remove the trash of complete groups.
 
         Returns:
-            The groups that are in place, and why others are not.
+            The groups that are in place, and the errors of the others.
         """
         failures = failures | self._bring_back([one for one in missing if not one.is_first])
         failures |= self._bring_back([one for one in missing if one.is_first and one.group not in failures])
@@ -316,7 +316,7 @@ class StoreOperations:
         """Copy objects from the trash, or remove the delete markers that hide them."""
         failures = _each(self._copy_back, (one for one in objects if one.copy))
         hidden = [one for one in objects if not one.copy]
-        for _ in range(_MOST_MARKERS if hidden else 0):  # each deletion adds one
+        for _ in range(_MOST_MARKERS if hidden else 0):  # each deletion has added a marker
             failures |= _each(self._uncover, hidden)
             self._load_versions()
             results = list(results_of(self.is_back, hidden))
@@ -338,10 +338,10 @@ class StoreOperations:
             self._bucket.uncover(key, marker)
 
     def is_back(self, one: StoredObject) -> bool:
-        """Return whether an object that is to be restored is in its place.
+        """Return whether an object that is to be restored is in place.
 
         Raises:
-            StalePlan: Another object is, or there is nothing to restore it from.
+            StalePlan: Another object has its name, or it has no copy or version to restore it from.
         """
         if not one.copy:
             newest, marker = self._versions.get(self._place.key(one.path), ObjectVersions(None, None))
@@ -355,7 +355,8 @@ class StoreOperations:
             return False
         if now.matches(one.status):
             return True
-        # Copies go last: without one, a restoration was killed that had come so far.
+        # Copies are dropped last. So without a copy, an object of the right size was restored by a command
+        # that was killed while it dropped them.
         is_same = now.size == one.file.size and (
             kept is None or self._place.is_same(one.path, now, one.copy, kept)
         )
@@ -369,7 +370,7 @@ class StoreOperations:
         return StalePlan(problem if is_single else f"{os.path.basename(one.path)}: {problem}")
 
     def _load_versions(self) -> None:
-        """List the versions from which objects are restored; threads only look there."""
+        """List the older versions from which objects are restored; threads only read the result."""
         if tops := {one.path.partition("/")[0] for one in self._all if not one.copy}:
             self._bucket = self._place.store.older_versions()
         for top in tops:
@@ -378,7 +379,7 @@ class StoreOperations:
     # The trash ----------------------------------------------------------------------------------------
 
     def copied_bytes(self) -> tuple[dict[int, int], Failures]:
-        """Return the bytes of each group's copies in the trash, and which groups have changed there."""
+        """Return the bytes of each group's copies in the trash, and errors of those that have changed."""
 
         def size_of(one: StoredObject) -> int:
             status = self._place.status(one.copy)
@@ -419,7 +420,7 @@ def order_of_removal(path: str) -> tuple[bool, bool, bool, str]:
 
 
 def _each(function: Callable[[StoredObject], object], objects: Iterable[StoredObject]) -> Failures:
-    """Call a function with many objects at once; return the first error of each group."""
+    """Call a function for objects on several threads; return the first error of each group."""
     return _failures(results_of(function, objects))
 
 

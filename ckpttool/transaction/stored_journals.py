@@ -1,4 +1,4 @@
-"""Reads journals from the disk, those of earlier versions too."""
+"""Reader of journals on a disk, including those of earlier versions."""
 
 from __future__ import annotations
 
@@ -46,13 +46,16 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
 
     try:
         inode = fs.lstat(stage).st_ino
-    except FileNotFoundError:  # the command that it was of has just ended
+    except FileNotFoundError:  # its command has just ended
         return None
     except OSError as error:
         raise from_os_error(error, stage) from error
+    # A command that ends removes ``journal.json`` before ``done.json``. They are read in the opposite order,
+    # so that its journal isn't taken for uncommitted.
     around = os.path.split(stage)
     done = read_own(directory, *around, DONE, what="a list of groups", parse=lambda document: document)
     listed = read_own(directory, *around, JOURNAL, what="a journal", parse=parse)
+    # The leader's commit counts for its followers, which may not have their own ``done.json`` yet.
     if listed is not None and listed.leader is not None and listed.done is None:
         leader = os.path.join(directory, listed.leader)
         if inode_of(leader) is not None and _has_committed(leader, listed.identity):
@@ -63,8 +66,8 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
 def _has_committed(directory: str, identity: str | None) -> bool:
     """Return whether a command is committed in a directory.
 
-    The journal of a leader is removed last: once it is gone, its followers have a commit of their own, or
-    none of them has one.
+    The journal of a leader is removed last. Once it is missing, either all followers have a commit of their
+    own, or none has.
     """
     return any(listed.is_committed for _, listed in _journals_of(directory, identity))
 
@@ -78,9 +81,9 @@ def _journals_of(directory: str, identity: str | None) -> Iterator[tuple[str, Op
 
 
 def commit_followers(directory: str, leader: OperationList) -> None:
-    """Commit the lists that a committed list is the leader of, before its own journal is removed."""
+    """Commit the followers of a committed list, before its own journal is removed."""
     for path in (os.path.join(directory, relative) for relative in leader.followers):
-        if inode_of(path) is None:  # it was removed, with its journal
+        if inode_of(path) is None:  # the directory was removed, with its journal
             continue
         for stage, listed in _journals_of(path, leader.identity):
             with suppress(FileNotFoundError), open_own(path, *os.path.split(stage)) as inner:
@@ -89,7 +92,7 @@ def commit_followers(directory: str, leader: OperationList) -> None:
 
 
 def read_output(directory: OpenDirectory, area: OpenDirectory) -> OperationList:
-    """Return the journal of an output that comes to a directory, from the area where it was written."""
+    """Return the journal in the area of an output."""
 
     def parse(document: Mapping[str, Any]) -> OperationList:
         return output_of(document, directory, area)

@@ -1,8 +1,8 @@
-"""Carries out one list of operations in one directory: journal, operations, commit, and what follows it.
+"""Execution of one list of operations in one directory: journal, operations, commit and cleanup.
 
 See ``operations``. A list is checked before its journal is written, and groups that can't be moved are left
-out of it; removals are checked one by one, as they are done. Groups that fail later are reverted, with all of
-the list if it is indivisible. If that fails, the journal is kept for recovery.
+out of it; removals are checked one by one, as they are done. A group that fails later is reverted, with the
+whole list if that is indivisible. If reverting fails, the journal is kept for recovery.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from ckpttool.transaction.stored_journals import commit_followers
 from ckpttool.transaction.unlinking import StrandedCheckpoint
 
 _MANY = 200
-"""From so many checkpoints on a second thread is worth its start."""
+"""Number of checkpoints from which on a second thread pays off."""
 
 
 class Failure(NamedTuple):
-    """Why a checkpoint was not moved, removed or restored.
+    """Reason why a checkpoint was not moved, removed or restored.
 
     Attributes:
-        problem: What went wrong.
-        since_plan: Whether something has changed since the plan was made.
-        file: The name of the file that it went wrong at, if that is known.
-        culprit: The name of the checkpoint that it went wrong with, if not with this one.
+        problem: The problem, in words.
+        since_plan: Whether it is a change since the plan was made.
+        file: Name of the file that has the problem, if known.
+        culprit: Name of the checkpoint that has the problem; None if it is this one.
         is_crowded: Whether the disk was full.
         is_stranded: Whether a part of the checkpoint is removed, or all of it is in the stage.
     """
@@ -56,7 +56,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception, *, names_file: bool = False) -> Failure:
-        """Return the failure that an error is, with the name of its file if asked for."""
+        """Return the failure for an error; ``names_file`` adds the name of the file."""
         if isinstance(error, OSError):
             problem = from_os_error(error, "").reason
             if error.errno == errno.EXDEV:
@@ -82,8 +82,8 @@ class Outcome:
     """Result of a list of operations, by the checkpoints' paths.
 
     Attributes:
-        done: Checkpoints that are moved, removed or restored; those that others had removed already, too.
-        failures: Why others are not; in an indivisible list, one failure means that none is done.
+        done: Checkpoints that are moved, removed or restored, or that others had removed already.
+        failures: Reasons for the others; in an indivisible list, one failure means that none is done.
         freed: Bytes freed, or moved to the trash.
     """
 
@@ -93,16 +93,16 @@ class Outcome:
 
     @property
     def failed(self) -> dict[str, str]:
-        """Return the failures in words."""
+        """Messages of the failures."""
         return {path: failure.text() for path, failure in self.failures.items()}
 
     @property
     def stranded(self) -> set[str]:
-        """Return the checkpoints that are neither removed nor in their place."""
+        """Checkpoints that are neither removed nor in their place."""
         return {path for path, failure in self.failures.items() if failure.is_stranded}
 
     def fail(self, path: str, error: Exception) -> None:
-        """Add the error of a removal; a checkpoint that is gone already counts as removed."""
+        """Add the error of a removal; a checkpoint that others have removed counts as removed."""
         if isinstance(error, AlreadyGone):
             self.done.append(path)
         else:
@@ -125,7 +125,7 @@ def obstacles(directory: str, listed: OperationList, state_dir: StateDir) -> Ite
                     roots.require_free(number)
                 except (StalePlan, OSError) as failure:
                     yield number, Failure.of(failure)
-    except (FileNotFoundError, NotADirectoryError):  # the trash has gone, or a link stands in its place
+    except (FileNotFoundError, NotADirectoryError):  # the trash is missing, or a symlink has its name
         yield from ((number, Failure("it has vanished")) for number in range(len(listed.groups)))
 
 
@@ -137,7 +137,7 @@ def apply(directory: str, listed: OperationList, state_dir: StateDir | None = No
     Args:
         directory: The directory, which is locked.
         listed: The operations.
-        state_dir: Where stage and trash lie, if that is not where they would be made now.
+        state_dir: Location of stage and trash; None for the default of the directory.
     """
     with Transaction(directory, listed, state_dir) as transaction:
         transaction.commit()
@@ -146,15 +146,15 @@ def apply(directory: str, listed: OperationList, state_dir: StateDir | None = No
 
 
 class Transaction:
-    """One list of operations in one directory; leaving the context reverts what isn't committed.
+    """One list of operations in one directory; leaving the context reverts it unless it is committed.
 
     Attributes:
-        outcome: What became of the checkpoints so far.
+        outcome: The results so far, by checkpoint.
         is_committed: Whether the list is committed; None if that is unknown, since the disk has failed.
     """
 
     def __init__(self, directory: str, listed: OperationList, state_dir: StateDir | None = None) -> None:
-        """Take operations, of which nothing is done yet; see ``apply``."""
+        """Prepare a list, see ``apply``; operations are executed when the context is entered."""
         self.outcome = Outcome()
         self.is_committed: bool | None = False
         self._directory = directory
@@ -178,11 +178,12 @@ class Transaction:
         """Return the operations that can be done and undone; adds failures for the others."""
         listed = self._listed
         require_system(self._directory, "removed" if listed.kind == "remove" else "moved")
-        # A removal without those that fail costs less than a look at all before it begins.
+        # A removal checks each checkpoint as it moves it, and is repeated without those that fail. That costs
+        # less than to look at all of them before.
         feasible = listed if listed.is_removal else self._without_obstacles()
         if listed.identity is not None and feasible.operations:
             require_own_trash(self._state_dir)
-            # What can't be recorded isn't begun.
+            # An unreadable record raises here, before anything is moved that couldn't be undone.
             read_record(self._directory, self._state_dir, listed.identity)
         return feasible
 
@@ -202,6 +203,8 @@ class Transaction:
     # Forward ------------------------------------------------------------------------------------------
 
     def _forward(self, stage: Stage) -> None:
+        # ``prepare`` compares the moved groups once more. One that has changed meanwhile is reverted, and the
+        # rest is prepared again; an indivisible list is reverted as a whole.
         numbers, is_indivisible = range(len(stage.listed.groups)), stage.listed.is_indivisible
         try:
             failed = stage.forward()
@@ -224,7 +227,7 @@ class Transaction:
             self._revert(stage)
 
     def commit(self) -> None:
-        """Commit all that was done, and unlink old names or removed files; ``close`` removes the journal.
+        """Commit the executed groups, and unlink old names or removed files; ``close`` removes the journal.
 
         Raises:
             AccessDenied: It is committed, but can't be completed; the next command does that.
@@ -251,6 +254,8 @@ class Transaction:
         Raises:
             AccessDenied: It can't be removed; the next command does that.
         """
+        # The followers' recovery looks for the leader's journal. So they get a ``done.json`` of their own
+        # before it is removed.
         if self._stage is not None and self._is_finished:
             with self._left_to_recovery():
                 commit_followers(self._directory, self._listed)
@@ -282,10 +287,8 @@ class Transaction:
     # Back ---------------------------------------------------------------------------------------------
 
     def _revert_or_leave(self, stage: Stage, failure: Exception, *, can_revert: bool) -> None:
-        """Revert operations after a failed commit or one that can't be completed, or leave that to recovery.
-
-        What is committed with another directory, the leader, is never reverted alone.
-        """
+        """Revert a list whose commit or completion has failed, or leave that to recovery."""
+        # A follower is never reverted alone: its leader may be committed, and the list with it.
         if can_revert and stage.listed.leader is None:
             self._fail_all(failure)
             self._revert(stage)
@@ -300,7 +303,7 @@ class Transaction:
         try:
             self.close()
             if self._stage is not None and self._listed.leader is not None:
-                # The leader may be committed, which only its journal tells.
+                # Only the leader's journal shows whether this list is committed, so recovery decides.
                 path, self._stage = self._stage.path, None
                 settle_now(self._directory, path)
             self.revert()
@@ -312,7 +315,7 @@ class Transaction:
         self._stage = None
 
     def revert(self) -> None:
-        """Revert uncommitted operations; those that are committed, too, if no file has lost its last name."""
+        """Revert uncommitted operations, and committed ones if no file has lost its last name."""
         if self._stage is not None and (self._listed.is_revertible or not self.is_committed):
             self._revert(self._stage)
 
@@ -335,7 +338,7 @@ class Transaction:
         with self._left_to_recovery():
             try:
                 stage.close()
-                if not self.outcome.stranded:  # else the journal is kept: recovery puts back what it can
+                if not self.outcome.stranded:  # recovery needs the journal to move stranded checkpoints back
                     remove_stage(stage.path)
             except OSError as error:
                 if not stage.listed.is_removal:
@@ -356,7 +359,7 @@ class Transaction:
 
     @contextmanager
     def _settled_on_interrupt(self) -> Iterator[None]:
-        """Settle the journal on Ctrl-C, as recovery would."""
+        """Settle the journal on Ctrl-C, as recovery does."""
         try:
             yield
         except KeyboardInterrupt:
@@ -368,7 +371,7 @@ class Transaction:
     # Failures -----------------------------------------------------------------------------------------
 
     def _fail_all(self, error: Exception) -> None:
-        """Add one failure for all groups, or for the directory if there are only pointers."""
+        """Add one failure for all groups, or for the directory if the list has only pointers."""
         failure = Failure.of(error, names_file=not self._listed.is_removal)
         paths = [group.path for group in self._listed.groups] or [self._directory]
         gone = self.outcome.done
@@ -397,14 +400,12 @@ class Transaction:
 
 
 def purge_groups(stage: Stage, numbers: Sequence[int], outcome: Outcome) -> Mapping[int, Exception]:
-    """Unlink committed groups in the stage, and put back those that can't be; return those stranded there.
-
-    Of many, two threads do one half each: the disk works meanwhile.
-    """
+    """Unlink committed groups in the stage, and move back those that can't be; return the stranded ones."""
+    # Of many groups, two threads unlink one half each: one works while the other waits for the disk. A file
+    # with several names frees its bytes with the last of them, so one thread gets all such files.
     groups = stage.listed.groups
     halves: Sequence[Sequence[int]] = (numbers,)
     if len(numbers) >= _MANY:
-        # What has several names is counted as freed with the last of them: one thread has all of those.
         linked = [at for at in numbers if any(file.links > 1 for file in groups[at].contents.files)]
         single = [at for at in numbers if all(file.links == 1 for file in groups[at].contents.files)]
         halves = ([*linked, *single[::2]], single[1::2])
@@ -423,7 +424,7 @@ def purge_groups(stage: Stage, numbers: Sequence[int], outcome: Outcome) -> Mapp
 
 
 def _purge_part(stage: Stage, numbers: Sequence[int], check: Callable[[], None]) -> tuple[Outcome, list[int]]:
-    """Unlink some groups; return what became of them, and those of which nothing could be unlinked."""
+    """Unlink some groups; return the outcome, and the groups that are still whole."""
     outcome, stuck = Outcome(), list[int]()
     for number in numbers:
         check()

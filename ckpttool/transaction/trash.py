@@ -1,7 +1,7 @@
-"""The trash: checkpoints that a prune has set aside, on the same file system, until it is emptied or undone.
+"""The trash: checkpoints that ``prune --trash`` moved aside, until it is undone or the trash is emptied.
 
 A trash next to its directory has that directory's name, which another directory may get later. So each record
-in it has the inode of its directory. It doesn't have the device, whose number may change with a new mount: a
+in it has the inode of its directory. The device isn't recorded: its number may change with a new mount, and a
 trash is always on the file system of its directory.
 """
 
@@ -47,8 +47,8 @@ class EmptiedTrash:
         dry_run: Whether nothing was changed.
         removed: Original paths of the removed checkpoints.
         freed_bytes: Bytes that were freed.
-        left_bytes: Bytes of listed checkpoints that are kept, since they have changed.
-        problems: Files that are kept, since they have changed or no record lists them.
+        left_bytes: Bytes of listed checkpoints that are kept because they have changed.
+        problems: Files that are kept because they have changed, or no record lists them.
         warnings: Results of recovered commands, and notes on copied directories.
     """
 
@@ -109,7 +109,7 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptied: Em
 
 def _empty_step(record: CommandRecord, step: UndoStep, emptied: EmptiedTrash) -> UndoStep:
     """Remove the checkpoints that a step would restore; return the step with those that are left."""
-    if not step.undoing.is_from_trash:  # a renaming: nothing of it lies here
+    if not step.undoing.is_from_trash:  # a rename has no files in the trash
         return step._replace(undoing=step.undoing.only([]))
     listed, warning = operations_in_copy(record.directory, step.undoing, record.state_dir)
     if warning is not None:
@@ -140,7 +140,7 @@ def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:
         for name in sorted([*names, *files]):
             path = os.path.join(directory, name)
             holds_something = name in names and not fs.islink(path) and fs.listdir(path)
-            if os.path.relpath(path, place) not in listed and not holds_something:  # what it holds is told
+            if os.path.relpath(path, place) not in listed and not holds_something:  # its entries are reported
                 yield Problem(path, "no record lists it; it is left")
 
 
@@ -149,18 +149,18 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
-# Which records are a directory's --------------------------------------------------------------------
+# Records of a directory -----------------------------------------------------------------------------
 
 
 def trash_places(directory: str) -> Iterator[tuple[StateDir, str]]:
-    """Yield the places of commands in a directory's trash, also in one under a name that it had before."""
+    """Yield the places of commands in a directory's trash, including one under an earlier name of it."""
     for state_dir in state_dirs(directory):
         yield from ((state_dir, identity) for identity in identities(state_dir))
     yield from ((record.state_dir, record.identity) for record in records_under_other_names(directory))
 
 
 def records_of(directory: str, command: str | None = None) -> Iterator[CommandRecord]:
-    """Yield the records of a directory, or of one command in it, and those of another one of its name."""
+    """Yield the records in a directory's trash, or of one command; some may belong to another directory."""
     for state_dir, identity in trash_places(directory):
         if command in (None, identity):
             record = read_record(directory, state_dir, identity)
@@ -198,7 +198,7 @@ def adopt(directory: str, records: Iterable[CommandRecord]) -> None:
 
 
 def is_of_other_directory(record: CommandRecord) -> bool:
-    """Return whether a record was made for another directory of the same name, of which this is no copy."""
+    """Return whether a record belongs to another directory of the same name; not so for a copy of it."""
     if record.root is None or record.root == inode_of(record.directory):
         return False
     copies = (operations_in_copy(record.directory, one.undoing, record.state_dir) for one in record.steps)
@@ -245,10 +245,10 @@ def directories_of_trash(around: str, name: str) -> Iterator[str]:
 
 
 def _records_beside(directory: str, state_dir: StateDir) -> Iterator[CommandRecord]:
-    """Yield the records in a trash that tell which directory they were made for."""
+    """Yield the records in a trash that have the inode of their directory."""
     with suppress(CheckpointError):  # the trash is another user's
         for identity in identities(state_dir):
-            with suppress(CheckpointError):  # it can't be read, which the directory of its name reports
+            with suppress(CheckpointError):  # unreadable; commands on the directory of its name report that
                 record = read_record(directory, state_dir, identity)
                 if record is not None and record.root is not None:
                     yield record

@@ -1,4 +1,4 @@
-"""Unlinks checkpoints: each file only if it is the one that was noted, through no symlink or mount point."""
+"""Unlinking of checkpoints: only unmodified files, and none through a symlink or a mount point."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from ckpttool.transaction.mounts import require_one_mount
 
 
 class StrandedCheckpoint(Exception):
-    """A checkpoint, or what is left of it, lies elsewhere than it should; the message says where."""
+    """A checkpoint, or the rest of it, isn't in its place; the message has its location."""
 
 
 def require_removable(place: int, contents: Contents) -> None:
-    """Require that all directories of a checkpoint let this user unlink what they hold."""
+    """Require that this user may unlink all entries of a checkpoint's directories."""
     for path in contents.directories:
-        with suppress(FileNotFoundError), opened(path, place) as directory:  # what has gone is no hindrance
+        with suppress(FileNotFoundError), opened(path, place) as directory:  # a missing one is fine
             if not _may_unlink_in(directory):
                 raise PermissionError(errno.EACCES, f"{path} can't be changed by this user")
 
 
 def _may_unlink_in(directory: int) -> bool:
-    """Return whether a directory lets this user unlink what it holds; a sticky one only what is his own."""
+    """Return whether this user may unlink all entries of a directory."""
+    # In a sticky directory, only root, its owner and the owner of an entry may unlink it.
     asks_effective = os.access in os.supports_effective_ids
     if not os.access(os.curdir, os.W_OK | os.X_OK, dir_fd=directory, effective_ids=asks_effective):
         return False
@@ -47,10 +48,10 @@ def purge_checked(
     """Unlink a checkpoint after a last check; yield the bytes that each file frees.
 
     Args:
-        place: Descriptor of the directory that its members lie in.
-        contents: What goes.
-        shown_place: Where the rest lies if that fails, for the message.
-        check: Raises StalePlan if it has changed.
+        place: Descriptor of the directory that the contents are relative to.
+        contents: Files and directories of the checkpoint.
+        shown_place: Path of that directory, for the message if only a part can be unlinked.
+        check: Raises StalePlan if the checkpoint has changed.
 
     Raises:
         StalePlan: It has changed; nothing was unlinked.
@@ -73,12 +74,12 @@ def purge_checked(
 def purge(place: int, contents: Contents, *, may_be_gone: bool = False) -> Iterator[int]:
     """Unlink files and remove their directories; yield the bytes that each file frees.
 
-    A directory that holds something else stays, and is an OSError.
+    A directory that has other entries is kept, and raises an OSError.
 
     Args:
-        place: Descriptor of the directory that they lie in.
-        contents: What goes.
-        may_be_gone: Whether a part of it may have gone before.
+        place: Descriptor of the directory that the contents are relative to.
+        contents: Files and directories to remove.
+        may_be_gone: Whether a part of them may be missing already.
     """
     for parent, files in groupby(contents.files, key=lambda file: os.path.dirname(file.path)):
         try:
@@ -96,7 +97,8 @@ def purge(place: int, contents: Contents, *, may_be_gone: bool = False) -> Itera
 
 @contextmanager
 def _opened_within(path: str, place: int) -> Iterator[int]:
-    """Open a directory below another, in the same mount: what is mounted there later isn't touched either."""
+    """Open a directory below another one, in the same mount."""
+    # Another file system may have been mounted there since the checkpoint was checked.
     with opened(path, place) as directory:
         if path:
             require_one_mount(directory, place)
@@ -104,7 +106,7 @@ def _opened_within(path: str, place: int) -> Iterator[int]:
 
 
 def _unlink_file(name: str, directory: int, file: Fingerprint) -> int:
-    """Unlink a file if it is the one that is meant, or has gone; return the bytes that this frees."""
+    """Unlink a file if it is unmodified; return the bytes that this frees, 0 if it is missing."""
     status = status_of(name, directory)
     if status is None:
         return 0
