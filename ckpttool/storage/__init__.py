@@ -1,4 +1,4 @@
-"""Files, object stores and the Hub behind one set of functions (``fs``); threads and child processes.
+"""Access to files, object stores and the Hub through one set of functions (``fs``); threads and processes.
 
 How bytes are read
     Files are read with ``pread``, never through a map (but for ``Tensor.array()``): if a trainer cuts a
@@ -9,7 +9,7 @@ How bytes are read
     and tests values on several threads. Only tensors in a suspicious range are read again, to name and
     count.
 
-What runs beside
-    ``work`` is the one pool of threads, or whatever executor is handed to it; ``children`` the one place that
+Threads and processes
+    ``work`` has the only pool of threads, and takes other executors; ``children`` is the only module that
     starts child processes, which end with their parent.
 """

@@ -22,11 +22,13 @@ from ckpttool.core.errors import MissingPackage, UsageError
 from ckpttool.core.urls import VARIABLES
 
 MAX_ANSWER = 1 << 23
-"""Bytes of an answer that isn't a part of a file; a thousand names of S3 take a fraction of it."""
+"""Limit on a response that isn't a part of a file, in bytes; a page of 1,000 names from S3 is far smaller."""
 MAX_PAGES, MAX_NAMES, LISTING_SECONDS = 2_000, 1_000_000, 600
 TIMEOUT_SECONDS, CONNECT_SECONDS = 60, 10
 RETRIES = 5
 _FIRST_PAUSE = 0.1
+# Statuses below 502 that are worth a retry: timeout, conflict, too many requests, internal error. From 502
+# on, all are.
 _FOR_THE_MOMENT = frozenset({408, 409, 429, 500})
 _CONNECTIONS = 32
 _BLOCK = 1 << 18
@@ -66,7 +68,7 @@ def ask(
         limit: Maximum size of the body in bytes.
 
     Raises:
-        OSError: No response, or not one of HTTP.
+        OSError: The server sent no HTTP response.
     """
     try:
         from urllib3.exceptions import HTTPError, NewConnectionError, ProtocolError, TimeoutError
@@ -82,13 +84,15 @@ def ask(
             if answer.status < 502 and answer.status not in _FOR_THE_MOMENT:
                 return answer
             failure = None
-        except NewConnectionError:  # a kind of TimeoutError
+        except NewConnectionError:  # before TimeoutError, of which it is a subclass
             failure = "it can't be reached"
         except TimeoutError:
             failure = "it doesn't answer in time"
         except ProtocolError:
             failure = "the answer broke off"
-        except (HTTPError, ValueError) as error:  # such as a header that can't be sent; the text may hold it
+        # Such as a header that can't be sent. The error's text may contain that, so only its type is
+        # reported.
+        except (HTTPError, ValueError) as error:
             failure = f"it can't be asked ({type(error).__name__})"
     if failure is None:
         return answer
@@ -96,10 +100,15 @@ def ask(
 
 
 def _asked(method: str, address: str, url: str, headers: Mapping[str, str], limit: int) -> Answer:
+    # urllib3's timeout is for each read, and a server that sends a byte now and then never exceeds it. So the
+    # whole response has a limit, too. Nothing is decompressed: limits and ranges count the bytes that are
+    # sent.
     until = time.monotonic() + TIMEOUT_SECONDS
     response = _pool(_proxy_of(address)).request(
         method, address, headers=headers, redirect=False, preload_content=False, decode_content=False
     )
+    # One byte more than the limit is read, which shows the caller that the body is too long. A connection
+    # with an unread rest can't be used again, and is closed.
     try:
         body = bytearray()
         while len(body) <= limit and (block := response.read1(min(_BLOCK, limit + 1 - len(body)))):
@@ -123,7 +132,7 @@ def _pool(proxy: str | None) -> Any:
     if proxy is None:
         return PoolManager(**options)
     parts = urlsplit(proxy)
-    headers = None
+    headers = None  # urllib3 doesn't send the credentials in a proxy's URL
     if parts.username is not None:
         headers = make_headers(proxy_basic_auth=unquote(f"{parts.username}:{parts.password or ''}"))
     return ProxyManager(
@@ -144,7 +153,9 @@ def _proxy_of(address: str) -> str | None:
 
 
 def refusal(answer: Answer, url: str, who: str = "the store", where: str = "") -> OSError:
-    """Return an HTTP status as an ``OSError``; what 404 means only the caller knows."""
+    """Return an HTTP status as an ``OSError``; 404 is left to the caller."""
+    # The reason and the body are the server's: only printable characters and an error code are quoted. The
+    # errno ENOTSUP for 501 (not implemented) lets callers repeat a request without its condition.
     code = _CODE.search(answer.body)
     reason = "".join(one for one in answer.reason[:60] if one.isprintable())
     text = f"{who} answered {answer.status} {reason}".rstrip()
@@ -184,6 +195,7 @@ def paged(
     Raises:
         OSError: A token repeats, or a limit on pages, rows or time is exceeded.
     """
+    # A faulty or hostile server may list without end: by giving out a token twice, or ever new ones.
     until = time.monotonic() + LISTING_SECONDS
     known: set[Token] = set()
     token: Token | None = first
@@ -210,6 +222,7 @@ def own_name(key: str, prefix: str, url: str) -> str:
     Raises:
         OSError: The key is not directly below the prefix.
     """
+    # A listed name becomes a part of paths, so a hostile server must not lead out of the directory.
     above = f"{prefix}/" if prefix else ""
     if not key.startswith(above) or "/" in key[len(above) :]:
         raise OSError(errno.EIO, f"the server lists {key[:200]!r}, which doesn't lie there", url)
@@ -227,6 +240,7 @@ def require_sendable(values: Iterable[str]) -> None:
 
 def is_askable(name: str) -> bool:
     """Return whether a listed name can be a component of a requested URL."""
+    # The categories are control characters, surrogates, and line and paragraph separators.
     return (
         name not in ("", ".", "..")
         and not any(mark in name for mark in "?#/")

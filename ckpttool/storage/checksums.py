@@ -1,7 +1,7 @@
 """Checksums of the content of a file: computed, listed in a manifest, or kept by a store.
 
-Digests are of the whole. CRCs are known of blocks, and combine: to that of the whole, and to those of the
-parts of an upload, of which stores keep a checksum of checksums.
+Digests are of the whole file. CRCs are kept by block, since they can be combined: to the CRC of the whole,
+and to those of the parts of an upload, whose checksum is kept by stores.
 
 Source: google/leveldb ``util/crc32c.h``; google/crc32c ``include/crc32c/crc32c.h``; NVM Express, NVM Command
 Set Specification 1.0d, section 5.2.1.3.4.
@@ -26,14 +26,14 @@ _POLYNOMIALS = {
     "crc32c": _CRC32C_POLYNOMIAL,
     "crc64nvme": _CRC64NVME_POLYNOMIAL,
 }
-"""The bits of each in reverse, so that the highest one is set."""
+"""Reflected, as the algorithms use them: the highest bit is that of x⁰, and always set."""
 
 Crc = Callable[[memoryview, int], int]
-"""Returns the CRC of bytes, told that of the bytes in front of them."""
+"""Returns the CRC of bytes, given the CRC of the bytes before them."""
 
 
 def crc_functions() -> dict[str, Crc]:
-    """Return functions that sum a writable buffer, by algorithm; CRC-64 only with ``awscrt``."""
+    """Return CRC functions of writable buffers, by algorithm; CRC-64/NVME only if ``awscrt`` is installed."""
     from isal import isal_zlib
 
     functions: dict[str, Crc] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
@@ -50,12 +50,12 @@ def crc_digits(crc: int, algorithm: str) -> str:
 
 
 def crc_bytes(algorithm: str) -> int:
-    """Return how many bytes a CRC has."""
+    """Return the size of a CRC in bytes."""
     return _POLYNOMIALS[algorithm].bit_length() // 8
 
 
 def crc32c(data: bytes | memoryview, before: int = 0) -> int:
-    """Return the CRC-32C of bytes; ``before`` is that of the bytes in front of them."""
+    """Return the CRC-32C of bytes; ``before`` is that of the bytes before them."""
     view = memoryview(data)
     if not view.readonly and view.nbytes:
         return _buffer_function()(view, before)
@@ -65,18 +65,17 @@ def crc32c(data: bytes | memoryview, before: int = 0) -> int:
 def _sum_copies(view: memoryview, before: int) -> int:
     import google_crc32c
 
-    for start in range(0, len(view), _STEP):  # it takes nothing but bytes, and a copy of all would be large
+    for start in range(0, len(view), _STEP):  # extend() takes only bytes, and one copy of all could be large
         before = google_crc32c.extend(before, bytes(view[start : start + _STEP]))
     return before
 
 
 @cache
 def _buffer_function() -> Callable[[memoryview, int], int]:
-    """Return a function that sums a buffer without a copy, and without the interpreter's lock.
-
-    ``google_crc32c.extend`` takes a copy, and holds the interpreter's lock. The function that it calls is
-    called directly, where the system's loader finds it after the extension module.
-    """
+    """Return a function that sums a buffer without a copy, and without the interpreter's lock."""
+    # ``google_crc32c.extend`` takes only bytes, and holds the interpreter's lock. So the C function that it
+    # calls is called through ctypes, which releases the lock. It is in a library that the extension module is
+    # linked with, so the system's loader finds it through that module.
     try:
         import ctypes
 
@@ -97,28 +96,30 @@ def _buffer_function() -> Callable[[memoryview, int], int]:
 
 
 def mask_crc(crc: int) -> int:
-    """Return a checksum as it is stored: a checksum of data that holds checksums would be weak."""
+    """Return the masked form of a checksum, in which LevelDB's tables and TFRecord files store it."""
+    # The CRC of data that contains CRCs would be weak (``crc32c.h``), so they are rotated and shifted.
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _ALL
 
 
 def unmask_crc(stored: int) -> int:
-    """Return the checksum that was stored in its masked form."""
+    """Return the checksum with the given masked form."""
     turned = (stored - _MASK_DELTA) & _ALL
     return (turned >> 17 | turned << 15) & _ALL
 
 
 def combined_crc(first: int, second: int, nbytes: int, algorithm: str) -> int:
-    """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second."""
+    """Return the CRC of two strings put together, from their CRCs; ``nbytes`` is the length of the second."""
     return combined_crc32(first, second, nbytes, _POLYNOMIALS[algorithm]) if first else second
 
 
 def combined_crc32(first: int, second: int, nbytes: int, polynomial: int = _CRC32_POLYNOMIAL) -> int:
-    """Return the CRC of two byte strings from theirs; ``nbytes`` is the length of the second.
-
-    Appending a zero byte is a linear map of the checksum's bits; it is applied ``nbytes`` times by squaring.
+    """Return the CRC of two strings put together, from their CRCs; ``nbytes`` is the length of the second.
 
     Source: zlib ``crc32.c``, ``crc32_combine``.
     """
+    # CRCs are linear over GF(2): the result is the CRC of the first string followed by ``nbytes`` zero bytes,
+    # plus that of the second. Appending zero bits is a linear map of the CRC's bits. The maps for powers of
+    # two are squares of each other; those in the binary form of ``nbytes`` are applied one after the other.
     exponent = 3  # eight zero bits are a zero byte
     while nbytes:
         if nbytes & 1:
@@ -131,6 +132,7 @@ def combined_crc32(first: int, second: int, nbytes: int, polynomial: int = _CRC3
 @cache
 def _zero_bits(polynomial: int, exponent: int) -> list[int]:
     """Return the map for 2 to the power of ``exponent`` zero bits; row i is the image of bit i."""
+    # A single zero bit shifts the CRC to the right, and adds the polynomial if bit 0 drops out.
     if exponent == 0:
         return [polynomial] + [1 << bit for bit in range(polynomial.bit_length() - 1)]
     rows = _zero_bits(polynomial, exponent - 1)
@@ -147,7 +149,7 @@ def _image(rows: list[int], bits: int) -> int:
 
 
 BLOCK_BYTES = 1 << 23
-"""Of how many bytes a manifest has CRCs: parts of uploads are usually a multiple, and 1 TB has 131,072."""
+"""Size of the blocks whose CRCs a manifest has: parts of uploads are usually multiples; 1 TB has 131,072."""
 TITLES = {
     "crc32": "CRC-32",
     "crc32c": "CRC-32C",
@@ -158,14 +160,20 @@ TITLES = {
     "git-sha1": "git's SHA-1",
 }
 _ETAG = re.compile(r'"?([0-9a-f]{32})(?:-([1-9][0-9]{0,4}))?"?')
-_OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"
+_OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"  # the MD5 of zero bytes
 _PARTS_OF_OTHERS = tuple(mebibytes << 20 for mebibytes in (8, 5, 16, 32, 64, 128))
-"""How large the parts are in which other programs upload: boto3 and the AWS tools first."""
+"""Part sizes of other programs' uploads, in bytes: those of boto3 and the AWS tools first."""
 CRCS = ("crc32", "crc32c", "crc64nvme")
 
 
 class Checksum(NamedTuple):
-    """A checksum in hexadecimal digits; with ``parts``, their sizes in bytes, of the parts' checksums."""
+    """Checksum of a file.
+
+    Attributes:
+        algorithm: Key of ``TITLES``.
+        digits: Hexadecimal digits.
+        parts: Sizes in bytes of the parts whose checksums it is a checksum of; empty if it is of the content.
+    """
 
     algorithm: str
     digits: str
@@ -173,9 +181,12 @@ class Checksum(NamedTuple):
 
 
 class StoredChecksums(NamedTuple):
-    """Checksums that a store keeps of an object's content; ``reason`` explains why none are known.
+    """Checksums that a store keeps of an object's content.
 
-    ``version`` is that of the object when it was asked for, if it was told.
+    Attributes:
+        checksums: The checksums.
+        reason: Explanation if none are known.
+        version: Version of the object that has them; empty if the store didn't state it.
     """
 
     checksums: tuple[Checksum, ...] = ()
@@ -188,10 +199,10 @@ class FileSums:
     """Size and checksums of a file.
 
     Attributes:
-        nbytes: Its size; None if only digests are known.
-        digests: Of the whole, in hexadecimal digits, by algorithm.
-        blocks: The CRC of each block, by algorithm; the last block may be shorter.
-        block_bytes: The size of a block.
+        nbytes: Size of the file in bytes; None if only digests are known.
+        digests: Digests of the whole in hexadecimal digits, by algorithm.
+        blocks: CRCs of all blocks, by algorithm; the last block may be shorter.
+        block_bytes: Size of a block in bytes.
     """
 
     nbytes: int | None
@@ -200,7 +211,7 @@ class FileSums:
     block_bytes: int = BLOCK_BYTES
 
     def value_like(self, other: Checksum) -> str | None:
-        """Return the checksum of the same kind as another one; None if it can't be known from this."""
+        """Return the checksum of the same kind as another one; None if these don't suffice to compute it."""
         crcs = self.blocks.get(other.algorithm)
         if crcs is None or self.nbytes is None:
             return None if other.parts else self.digests.get(other.algorithm)
@@ -209,6 +220,8 @@ class FileSums:
         function = crc_functions().get(other.algorithm)
         if function is None or not self._has_parts(other.parts):
             return None
+        # The checksum of an upload in parts is the CRC of the parts' CRCs, joined as big-endian integers. The
+        # CRC of a part follows from those of its blocks, if parts begin at the boundaries of blocks.
         width, begin, joined = crc_bytes(other.algorithm), 0, b""
         for nbytes in other.parts:
             joined += self._combined(crcs, begin, begin + nbytes, other.algorithm).to_bytes(width, "big")
@@ -228,7 +241,7 @@ class FileSums:
 
 
 class ContentTag:
-    """ETag that S3 computes of bytes: their MD5, or that of the MD5s of parts.
+    """ETag that S3 computes of bytes: their MD5, or for an upload in parts, the MD5 of the parts' MD5s.
 
     Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
     """
@@ -259,22 +272,22 @@ class ContentTag:
 
 
 def is_content_tag(etag: str, size: int) -> bool:
-    """Return whether an object's ETag has the form of those that S3 computes of bytes.
-
-    Some servers state that of no bytes for every object.
-    """
+    """Return whether an object's ETag has the form of those that S3 computes of bytes."""
+    # Some servers state the ETag of an empty object for every object.
     match = _ETAG.fullmatch(etag)
     return match is not None and (not size or match[1] != _OF_NOTHING)
 
 
 def content_tag_like(etag: str, size: int, part: int) -> ContentTag | None:
-    """Return an empty tag for bytes that may have an ETag; None if it isn't computed of bytes.
+    """Return an empty tag to compute an ETag like another one; None if that isn't computed of bytes.
 
     Args:
         etag: The ETag.
-        size: Number of the bytes.
-        part: Size of the parts in which ckpttool uploads them.
+        size: Number of bytes.
+        part: Part size of ckpttool's own uploads.
     """
+    # An ETag ends with the number of parts, which doesn't give their size. The usual sizes are tried: the
+    # first one that gives this number is taken.
     if (match := _ETAG.fullmatch(etag)) is None:
         return None
     if match[2] is None:

@@ -1,8 +1,8 @@
-"""Child processes: this program's Python again, without a shell.
+"""Child processes that run the same Python interpreter, without a shell.
 
-What starts one is written here alone; how a child talks is its own. ``Child`` takes and gives pickled
-objects: it runs nothing but our own Python. What reads HDF5 (``containers/hdf5_worker.py``) or runs a model
-(``predict/run.py``) might be taken over by the file: it answers in bytes and JSON, which run nothing here.
+All child processes are started here; each kind has its own protocol. ``Child`` exchanges pickled objects,
+because it runs only our own code. A child that reads HDF5 (``containers/hdf5_worker.py``) or runs a model
+(``predict/run.py``) may be taken over by the file. It answers in bytes and JSON, which can't run code here.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ _BOOT = (
 
 
 def child_places() -> list[str]:
-    """Return the ``sys.path`` of a child: where this process imports from, and ckpttool itself.
-
-    Whoever is in a directory that came with a checkpoint must not import from it.
-    """
+    """Return a child's ``sys.path``: that of this process, with ckpttool, without the working directory."""
+    # The working directory may have come with a checkpoint: modules in it must not be imported.
     here, root = "", os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     with suppress(OSError):  # it may have been removed
         here = os.getcwd()
@@ -44,11 +42,11 @@ def start_child(
     """Start a child, with pipes to its stdin and from its stdout.
 
     Args:
-        program: What Python is given besides ``-I``: options, and a script or ``-c`` with code.
-        arguments: Of the program, after the first: where it imports from, as JSON.
-        environment: Of the child.
-        runs_models: Whether it runs other people's code: it leads a session of its own then, so that all can
-            be ended that it starts, and what it prints to stderr comes through a pipe.
+        program: Arguments of Python besides ``-I``: options, and a script or ``-c`` with code.
+        arguments: Arguments of the program, after the first one, which is ``sys.path`` as JSON.
+        environment: Environment of the child.
+        runs_models: Whether it runs other people's code. Then it gets a session of its own, so that all its
+            processes can be killed, and its stderr is a pipe.
 
     Raises:
         OSError: It can't be started.
@@ -67,7 +65,7 @@ def start_child(
 
 
 def close_pipes(process: subprocess.Popen[bytes]) -> None:
-    """Close all pipes to a child that has ended, or is to."""
+    """Close all pipes to a child that has ended, or is about to."""
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             with suppress(OSError):
@@ -79,10 +77,10 @@ class Lost(Exception):
 
 
 class Child:
-    """A process that answers orders one after the other, until it is closed."""
+    """Process that answers orders one after the other, until it is dismissed."""
 
     def __init__(self, module: str) -> None:
-        """Start one.
+        """Start the process.
 
         Args:
             module: Name of the module whose ``answers()`` returns the function that answers an order.
@@ -100,7 +98,7 @@ class Child:
         """Return the answer to an order.
 
         Raises:
-            Lost: It was killed.
+            Lost: The process was killed.
         """
         orders, answers = self._process.stdin, self._process.stdout
         if orders is None or answers is None:
@@ -113,7 +111,7 @@ class Child:
             raise Lost from error
 
     def dismiss(self) -> None:
-        """Let it end, which it does where nothing more can come; doing it twice is allowed."""
+        """Close the pipe for orders, at which the process ends, and wait for it; may be called twice."""
         with suppress(OSError, ValueError):  # ValueError: it was dismissed before
             self._process.communicate()
 

@@ -1,6 +1,6 @@
 """Functions of ``os`` and ``os.path`` for paths on disks and URLs of stores.
 
-``place_of`` chooses the place of a path; a ``Snapshot`` gives one answer to each question during a command.
+``place_of`` returns the place of a path. A ``Snapshot`` caches answers, so that a plan is of one state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DISK = Disk()
 
 
 def place_of(path: str) -> Place:
-    """Return the place that a path leads to; stores are imported only for URLs."""
+    """Return the place of a path; the modules of stores are imported only for URLs."""
     if not is_url(path):
         return _DISK
     from ckpttool.storage.object_stores import PLACE
@@ -43,12 +43,12 @@ def lstat(path: str) -> os.stat_result:
 
 
 def lexists(path: str) -> bool:
-    """Return whether a path exists, be it a broken link; ``CheckpointError`` if that is unknown."""
+    """Return whether a path exists, even as a broken link; raise ``CheckpointError`` if that is unknown."""
     return place_of(path).is_there(path, follows=False)
 
 
 def exists(path: str) -> bool:
-    """Return whether a path exists, links followed; raises what ``lexists`` does."""
+    """Return whether a path exists, following links; raise ``CheckpointError`` if that is unknown."""
     return place_of(path).is_there(path)
 
 
@@ -71,14 +71,14 @@ def readlink(path: str) -> str:
 
 
 def unlink(path: str) -> None:
-    """Unlink a file of this machine."""
+    """Unlink a file on a disk."""
     above, name = os.path.split(path)
     with OpenDirectory(above) as directory:
         directory.unlink(name)
 
 
 def set_modified(path: str, nanoseconds: int) -> None:
-    """Set both times of a file of this machine, in nanoseconds since 1970."""
+    """Set access and modification time of a file on a disk, in nanoseconds since 1970."""
     above, name = os.path.split(path)
     with OpenDirectory(above) as directory:
         os.utime(directory.at(name), ns=(nanoseconds, nanoseconds), dir_fd=directory.descriptor)
@@ -176,11 +176,12 @@ def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
 def walk(
     top: str, on_error: Callable[[OSError], object] = lambda error: None
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield each directory with the names of the directories and of the other entries in it, from above.
+    """Yield each directory with the names of its subdirectories and of its other entries, top-down.
 
-    Links to directories are listed among these, and not followed. What is taken from the list of directories
-    is not entered. It is what ``os.walk`` yields, which recurses before Python 3.12.
+    As with ``os.walk``, links to directories are listed as directories and not followed, and directories that
+    the caller removes from the list are not entered.
     """
+    # ``os.walk`` recurses before Python 3.12, so deep directories would exceed the limit on recursion.
     pending = [top]
     while pending:
         directory = pending.pop()
@@ -191,7 +192,7 @@ def walk(
             for entry in entries(directory):
                 try:
                     is_directory = entry.is_dir()
-                except OSError:  # as os.walk has it: what can't be told is none
+                except OSError:  # unknown: not a directory, as in os.walk
                     is_directory = False
                 (subdirectories if is_directory else others).append(entry.name)
                 if entry.is_symlink():
@@ -207,14 +208,14 @@ T = TypeVar("T")
 
 Names = Mapping[str, os.DirEntry[str]]
 _KEPT_BYTES = 1 << 16
-"""Larger contents, such as a trainer's history, are read again each time: a sweep has thousands of them."""
+"""Larger contents, such as a trainer's history, aren't cached: a sweep has thousands of them."""
 
 
 class Snapshot:
-    """Files and directories as they were when they were first looked at.
+    """Cache of files and directories as they were when first looked at.
 
-    Errors are answers, too, and are raised again. Plans are made from snapshots; what carries a plan out
-    looks at the files again.
+    Errors are cached, too, and raised again. Plans are made from snapshots; carrying out a plan looks at the
+    files again.
     """
 
     def __init__(self) -> None:
@@ -227,7 +228,7 @@ class Snapshot:
             except (OSError, ValueError, CheckpointError) as error:
                 self._answers[question] = error
         answer = self._answers[question]
-        if isinstance(answer, Exception):
+        if isinstance(answer, Exception):  # without the traceback, which would grow each time
             raise answer.with_traceback(None)
         return cast(T, answer)
 
@@ -236,11 +237,11 @@ class Snapshot:
         return self._once(lambda: {entry.name: entry for entry in entries(directory)}, "names", directory)
 
     def exists(self, path: str) -> bool:
-        """Return whether a path exists, links followed; ``CheckpointError`` if that is unknown."""
+        """Return whether a path exists, following links; raise ``CheckpointError`` if that is unknown."""
         return self._once(lambda: exists(path), "exists", path)
 
     def lexists(self, path: str) -> bool:
-        """Return whether a path exists, be it a broken link; ``CheckpointError`` if that is unknown."""
+        """Return whether a path exists, even as a broken link; raise ``CheckpointError`` if unknown."""
         return self._once(lambda: lexists(path), "lexists", path)
 
     def isdir(self, path: str) -> bool:

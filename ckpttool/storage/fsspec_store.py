@@ -1,4 +1,4 @@
-"""Stores that an installed fsspec speaks with: ``sftp://``, ``memory://`` and whatever else it knows."""
+"""Stores through an installed fsspec: ``sftp://``, ``memory://`` and all others that it supports."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ class FsspecStore(Store):
     def write(
         self, name: str, blocks: Iterable[bytes], size: int, replaces: ObjectStatus | None
     ) -> ObjectStatus:
-        """Make a file beside, and give it its name in the end: few of these file systems know conditions."""
+        """Write a temporary file next to the target, and rename it."""
+        # Few of these file systems support conditions. So the target is checked just before the rename, and a
+        # change in the moment between isn't noticed.
         url, directory = f"{self.root}/{name}", os.path.dirname(self._path(name))
         temporary = os.path.join(directory, f"{OWN_PREFIX}{os.urandom(6).hex()}.tmp")
         with _as_os_errors(url):
@@ -73,7 +75,7 @@ class FsspecStore(Store):
                         file.write(block)
                 self.require_replaceable(name, replaces)
                 self._files.mv(temporary, self._path(name))
-            except BaseException:  # Ctrl-C, too, leaves no file of ours behind
+            except BaseException:  # Ctrl-C included
                 with suppress(OSError):
                     self._files.rm_file(temporary)
                 raise
@@ -89,7 +91,7 @@ class FsspecStore(Store):
 
     def _info(self, name: str) -> Mapping[str, Any]:
         with _as_os_errors(f"{self.root}/{name}"):
-            self._files.invalidate_cache()
+            self._files.invalidate_cache()  # many of these file systems cache listings
             found: Mapping[str, Any] = self._files.info(self._path(name))
             return found
 
@@ -108,7 +110,7 @@ def _object_status(found: Mapping[str, Any]) -> ObjectStatus:
 
 @contextmanager
 def _as_os_errors(url: str) -> Iterator[None]:
-    """Raise what the many kinds of file systems say as errors of one."""
+    """Raise the errors of all of fsspec's file systems as ``OSError``."""
     try:
         yield
     except (OSError, CheckpointError):

@@ -49,7 +49,7 @@ Identity = tuple[int, int]
 class Exchanged(AccessDenied, OSError):
     """A directory was replaced while a command used it.
 
-    It is an error of the system for those who expect one at a path, and tells the user the same otherwise.
+    It is an ``OSError`` for callers that handle these, and a ``CheckpointError`` for messages to the user.
     """
 
     def __init__(self, path: str, *, since: str = "it was first looked at") -> None:
@@ -79,12 +79,12 @@ class OpenEntry(NamedTuple):
 
     @property
     def dir_fd(self) -> int:
-        """The descriptor to pass as ``dir_fd``."""
+        """Descriptor to pass as ``dir_fd``."""
         return self.descriptor.number
 
     @property
     def was_no_link(self) -> bool:
-        """Return whether the entry was no symlink when it was first seen."""
+        """Whether the entry was no symlink when it was first seen."""
         return self.name in self.directory.listed or self.name in self.directory.files
 
 
@@ -92,14 +92,14 @@ class HeldDirectory:
     """A root, or a directory below it.
 
     Attributes:
-        above: The one that it is in; None if it is held itself.
-        name: Its name there; of one that is held itself, its path.
-        identity: Which it is; None before it was looked at.
-        is_link: Whether its name is that of a link to it.
-        is_named: Whether a command was given just this one.
-        inner: Those in it that were asked for, by name.
-        listed: Names in it that were those of directories when they were looked at.
-        files: Names that were neither those of directories nor of links.
+        above: Parent directory; None for a root.
+        name: Name in the parent; of a root, its path.
+        identity: Device and inode; None before the first look.
+        is_link: Whether the name is that of a symlink to the directory.
+        is_named: Whether the user named this directory.
+        inner: Subdirectories that were used, by name.
+        listed: Names of entries that were directories when first seen.
+        files: Names of entries that were neither directories nor symlinks.
     """
 
     __slots__ = (
@@ -179,6 +179,9 @@ class HeldDirectory:
         """Return the cached descriptor for lookups."""
         if (found := self._descriptor) is not None:
             return found
+        # All missing descriptors between the next open parent and this directory are opened, top-down. If too
+        # many are open, the oldest are closed; a ``Descriptor`` that is in use elsewhere remains open as
+        # long.
         with _lock:
             for one in reversed([*takewhile(lambda one: one._descriptor is None, self.upwards())]):
                 opened = one._descriptor = Descriptor(one.open(_PASSAGE))
@@ -191,8 +194,8 @@ class HeldDirectory:
         """Open a new descriptor.
 
         Raises:
-            Exchanged: Something else has its name.
-            OSError: Nothing has, or it can't be opened.
+            Exchanged: Its name is another entry's now.
+            OSError: It is missing, or can't be opened.
         """
         if self.above is None:
             assert self._descriptor is not None  # as long as it is held
@@ -206,6 +209,9 @@ class HeldDirectory:
         return number
 
     def _open_in(self, above: HeldDirectory, flags: int) -> int:
+        # At first sight a symlink is followed, as in the cache of Hugging Face. From then on the entry
+        # remains a link, or never becomes one: a directory that was seen is opened with O_NOFOLLOW, and a
+        # link that appears in its place is refused.
         place = above.descriptor()
         try:
             if self.is_link:
@@ -279,9 +285,9 @@ _kept: dict[HeldDirectory, None] = {}
 
 @contextmanager
 def holding(*paths: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold directories meanwhile: those that are named, and in which what is named lies, or is to lie.
+    """Hold the directories of some paths during the context: the paths themselves, and their parents.
 
-    All threads find them held. What can't be opened isn't held: whoever uses it says why.
+    They are held for all threads. A directory that can't be opened isn't held; using it raises the error.
     """
     named = [os.fspath(path) for path in paths]
     given = [path for path in named if not is_url(path) and "\0" not in path]
@@ -289,6 +295,8 @@ def holding(*paths: str | os.PathLike[str]) -> Iterator[None]:
     held: list[_Hold] = []
     try:
         with _lock:
+            # Shorter paths first: a directory below another root is then held as a part of it, with one
+            # identity.
             for path in sorted(places if IS_SUPPORTED else (), key=lambda path: len(os.path.abspath(path))):
                 hold = _hold(path)
                 if hold is not None:
@@ -316,7 +324,7 @@ def holds(*parameters: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
         def hold(*positional: P.args, **named: P.kwargs) -> T:
             try:
                 given = signature.bind(*positional, **named).arguments
-            except TypeError:  # whoever calls it is told as by any function
+            except TypeError:  # calling the function raises it again
                 given = {}
             with holding(*chain.from_iterable(_paths_in(given.get(name)) for name in parameters)):
                 return function(*positional, **named)
@@ -336,6 +344,7 @@ def _paths_in(value: object) -> list[str | os.PathLike[str]]:
 
 
 def _hold(path: str) -> _Hold | None:
+    # An output that doesn't exist yet is held by its nearest existing parent.
     while not os.path.isdir(path or os.curdir):
         above = os.path.dirname(path)
         if above == path:
@@ -364,6 +373,7 @@ def _look_again() -> None:
 
 def forget(directory: int, name: str) -> None:
     """Forget the identity of an entry that was renamed, removed or replaced by this program."""
+    # Otherwise our own change would look like one by another user, and raise Exchanged.
     if not _holds:
         return
     with _lock:
@@ -416,7 +426,7 @@ def remembering(memory: Memory) -> Iterator[None]:
     """Hold the roots of another process and adopt its identities.
 
     Raises:
-        Exchanged: It is something else by now.
+        Exchanged: A directory has been replaced since.
     """
     with holding(*memory.paths):
         for path, identity in memory.seen:
@@ -428,7 +438,7 @@ def remembering(memory: Memory) -> Iterator[None]:
         yield
 
 
-# What is at a path ----------------------------------------------------------------------------------
+# Lookups by path ------------------------------------------------------------------------------------
 
 
 def directory_at(path: str) -> HeldDirectory | None:
@@ -445,6 +455,8 @@ def directory_at(path: str) -> HeldDirectory | None:
 
 
 def _find(path: str) -> HeldDirectory | None:
+    # A relative path may lead out of the working directory, and into a root from there. Leading ``..`` are
+    # resolved by name: the working directory that ``getcwd`` returns has no symlinks.
     found = _find_below(path)
     if found is None and not os.path.isabs(path):
         here = os.getcwd()
@@ -457,6 +469,8 @@ def _find(path: str) -> HeldDirectory | None:
 def _find_below(path: str) -> HeldDirectory | None:
     names: list[str] = []
     start = path
+    # The longest known prefix of the path is taken, and the rest resolved name by name. The cache has the
+    # spellings of all roots.
     while (found := _found.get(start)) is None:
         above, name = os.path.split(start)
         if above == start or not above:
@@ -524,7 +538,7 @@ def _own_status(directory: HeldDirectory) -> os.stat_result:
 def open_directory(path: str) -> int:
     """Open a directory that is going to be changed.
 
-    Links on the way to one that is held are followed, and none from there on.
+    Symlinks above a held directory are followed, but none below it.
     """
     directory = directory_at(path)
     return os.open(path or os.curdir, DIRECTORY) if directory is None else _opened(directory, path)
@@ -565,7 +579,7 @@ def read_link(path: str) -> str:
 
 
 def real_path(path: str, links: int = _MAX_LINKS) -> str:
-    """Return a path with symlinks resolved, using what is known below the roots."""
+    """Return a path with symlinks resolved; below the roots, known directories count as no symlinks."""
     directory = directory_at(path)
     if directory is None or not links:
         return os.path.realpath(path)
@@ -576,7 +590,7 @@ def real_path(path: str, links: int = _MAX_LINKS) -> str:
         try:
             place = above.descriptor()
             target = os.readlink(directory.name, dir_fd=place.number)
-        except (OSError, ValueError):  # it is none, or not there
+        except (OSError, ValueError):  # it isn't a symlink, or is missing
             pass
         else:
             return real_path(os.path.join(above.path, target), links - 1)

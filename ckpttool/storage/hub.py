@@ -25,7 +25,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def hub_place(rest: str) -> tuple[str, str, str, str]:
-    """Return the kind, name and revision of the repository of what follows ``hf://``, and the path in it."""
+    """Parse a URL without ``hf://``: kind, name and revision of the repository, and the path in it."""
     parts = rest.strip("/").split("/")
     kind = parts.pop(0) if parts[0] in HUB_KINDS else "models"
     if len(parts) < 2:
@@ -57,7 +57,7 @@ class HubStore(Store):
         return known
 
     def listing(self, prefix: str) -> Listing:
-        """Return what the tree of the revision has there; a version is the digest that it states."""
+        """Return the listing of a directory in the revision's tree; versions are digests of the files."""
         directories: set[str] = set()
         objects: dict[str, ObjectStatus] = {}
         tree, url = f"{self._api}/tree/{self._commit}", f"{self.root}/{prefix}"
@@ -88,13 +88,14 @@ class HubStore(Store):
         link = answer.headers.get("Link", "")
         if 'rel="next"' not in link:
             return rows, None
+        # The token is sent to this address as well, so it has to be of the same tree.
         address = link.partition(">")[0].lstrip("<")
         if not address.startswith(tree):
             raise OSError(errno.EIO, "the hub's listing goes on elsewhere", url)
         return rows, address
 
     def _note_checksum(self, row: Mapping[str, Any]) -> None:
-        """Remember what the tree says of a file: the SHA-256 of one in LFS, git's own digest of another."""
+        """Remember the checksum of a listed file: SHA-256 of one in LFS, git's SHA-1 of any other."""
         lfs = row.get("lfs")
         digits = str((lfs.get("oid") if isinstance(lfs, dict) else row.get("oid")) or "")
         if isinstance(lfs, dict) and _SHA256.fullmatch(digits):
@@ -104,20 +105,23 @@ class HubStore(Store):
 
     def checksums(self, name: str, of: ObjectStatus) -> StoredChecksums:
         if name not in self._checksums:
-            self.status(name)  # the listing says both
+            self.status(name)  # the listing has both
         if name not in self._checksums:
             return StoredChecksums(reason="the hub states no checksum of it")
         return StoredChecksums((self._checksums[name],))
 
     def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
-        found, data = self._files.read_range(name, begin, end)  # of a commit, which never changes
+        # The bytes are those of a commit, which never changes, so no version is required.
+        found, data = self._files.read_range(name, begin, end)
         if found.size != of.size:
             raise Replaced(f"{self.root}/{name}")
         return data
 
     @cached_property
     def _commit(self) -> str:
-        """Return the commit that the revision was when it was first asked for; all is read of that one."""
+        """Commit of the revision at the first request."""
+        # A branch may move while a checkpoint is read. All requests name this commit, so that its files fit
+        # together.
         answer = self._answer(f"{self._api}/revision/{quote(self._revision, safe='')}", self.root)
         found = None if answer is None else json_of(answer, self.root, "the hub")
         commit = found.get("sha") if isinstance(found, dict) else None
@@ -130,7 +134,7 @@ class HubStore(Store):
         return BucketStore(f"{self._web}/resolve/{self._commit}", self._headers)
 
     def _answer(self, address: str, url: str) -> Answer | None:
-        """Return what the hub answers; None if it knows no such thing."""
+        """Send a request and return the response; None for 404."""
         answer = ask("GET", address, url, self._headers)
         if answer.status == 404:
             return None
@@ -140,7 +144,7 @@ class HubStore(Store):
 
 
 def _headers() -> dict[str, str]:
-    """Return the user's token, where the hub's own tools find it."""
+    """Return the request headers with the user's token, which is looked for as by the Hub's own tools."""
     token = os.environ.get("HF_TOKEN", "")
     home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
     path = os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token"))

@@ -1,8 +1,8 @@
-"""Objects in stores as files, read by few and large requests; a directory is a common prefix of their names.
+"""Objects in stores as files, read by few large requests; a directory is a common prefix of their names.
 
-Readers ask for many small ranges. So each request asks for a window around the range: a small one at a new
-place, and one of twice the size where the last one ended, because a sequential reader will continue.
-``prefetch`` asks for many places at once.
+Readers ask for many small ranges. So each request asks for a window that begins with the range: a small one
+at a new place, and one of twice the size at the end of the last one, because a sequential reader will
+continue. ``prefetch`` asks for many ranges at once.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from ckpttool.storage.source import Source
 from ckpttool.storage.stores import ObjectStatus, Replaced, Store
 
 FIRST_WINDOW, NEW_WINDOW = 1 << 16, 1 << 14
-"""Bytes that are asked for at the beginning, where most headers are, and at any other new place."""
+"""Window sizes in bytes: at the beginning, where most headers are, and at any other new place."""
 LARGEST_WINDOW = 1 << 23
 MAX_CACHED = 1 << 27
-"""The most bytes of all objects that are kept for those who read on."""
+"""Limit on cached windows of all objects, in bytes."""
 MOST_APART = 1 << 16
-"""Ranges so many bytes apart come with one request: to ask again takes longer than to receive them."""
+"""Ranges at most this far apart are read by one request, which takes less time than two."""
 REQUESTS_AT_ONCE = 16
 MOST_PREFETCHED = 1 << 26
 BLOCKS_AT_ONCE = 4
 
 _Object = tuple[str, str]
-"""A URL, and the version of what is there."""
+"""URL and version of an object."""
 
 
 class _Windows:
-    """What was received last of all objects: of each, ranges of bytes by where they begin."""
+    """Cache of windows of all objects, least recently used first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class _Windows:
         self._nbytes = 0
 
     def find(self, of: _Object, offset: int) -> tuple[int, bytes] | None:
-        """Return where a window begins that holds a byte, and its bytes."""
+        """Return the beginning and the bytes of a window that contains an offset."""
         with self._lock:
             for begin in self._begins.get(of, ()):
                 if begin <= offset < begin + len(data := self._by_age[of, begin]):
@@ -58,7 +58,7 @@ class _Windows:
         return None
 
     def length_before(self, of: _Object, offset: int) -> int:
-        """Return how long the window is that ends at an offset; 0 where none does."""
+        """Return the length of the window that ends at an offset; 0 without one."""
         with self._lock:
             lengths = (
                 len(data)
@@ -87,7 +87,7 @@ _windows = _Windows()
 
 
 class RemoteSource(Source):
-    """An object in a store; all that is read is of the version that it had when it was opened."""
+    """Object in a store; all reads are of the version that it had when it was opened."""
 
     __slots__ = ("_key", "_name", "_object", "_store")
 
@@ -136,7 +136,9 @@ class RemoteSource(Source):
             done += len(part)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Ask for ranges, each from an offset to another, before they are read; neighbours come together."""
+        """Request ranges (begin and end) before they are read; close ones are joined."""
+        # Only a hint: one range is read as well without it, and ranges that exceed the limit would displace
+        # each other in the cache before they are read.
         wanted = list(_joined(sorted(ranges), self.size))
         missing = [one for one in wanted if _windows.find(self._key, one[0]) is None]
         if len(missing) < 2 or sum(end - begin for begin, end in missing) > MOST_PREFETCHED:
@@ -148,7 +150,7 @@ class RemoteSource(Source):
                 pass
 
     def in_blocks(self, nbytes: int) -> Iterator[bytes]:
-        """Yield all bytes in their order, so many at a time; the next ones are on their way meanwhile."""
+        """Yield all bytes in order, ``nbytes`` at a time; the next blocks are requested meanwhile."""
         from concurrent.futures import Future, ThreadPoolExecutor
 
         coming: deque[Future[bytes]] = deque()
@@ -197,7 +199,7 @@ class RemoteSource(Source):
 
 
 def _joined(ranges: Iterable[tuple[int, int]], size: int) -> Iterable[tuple[int, int]]:
-    """Yield ranges in order, those that lie near each other as one."""
+    """Yield sorted ranges, joining those that are close to each other."""
     begin = end = -1
     for start, stop in ranges:
         stop = min(stop, size)
@@ -212,7 +214,7 @@ def _joined(ranges: Iterable[tuple[int, int]], size: int) -> Iterable[tuple[int,
 
 
 class RemoteFile(io.RawIOBase):
-    """An object as a file that is read from its beginning."""
+    """Object as a seekable binary file."""
 
     def __init__(self, source: RemoteSource) -> None:
         super().__init__()
@@ -250,7 +252,7 @@ class ObjectStores(Place):
     has_owners: ClassVar[bool] = False
     has_links: ClassVar[bool] = False
     block_bytes: ClassVar[int] = 1 << 25
-    """A request takes some time, however few bytes it is for."""
+    """Larger than on a disk, since each request takes time whatever its size."""
 
     def require_askable(self, path: str) -> None:
         remote.require_plain(path)
@@ -265,7 +267,7 @@ class ObjectStores(Place):
         """Return the mode of a path.
 
         Raises:
-            CheckpointError: The store doesn't answer: "there is none" would be a verdict.
+            CheckpointError: The store doesn't answer, so it is unknown whether the path exists.
         """
         try:
             return remote.look_at(path).status.st_mode
@@ -310,7 +312,8 @@ class ObjectStores(Place):
         try:
             store.write(name, [data], len(data), object_seen(path, replaces))
         except OSError as error:
-            # The answer to the first try may have been lost: then what is there came from here.
+            # If the answer to a successful request was lost, the retry fails its condition. The object is
+            # ours if it has our bytes.
             if not is_change(error) or not _holds(store, name, data):
                 raise
         finally:
@@ -337,7 +340,7 @@ class ObjectStores(Place):
         return remote.store_at(path)[0].is_changeable
 
     def prefetch_listing(self, directory: str) -> None:
-        # What isn't there, or can't be listed, is found missing, or asked for by name.
+        # If it fails, names are requested one by one.
         with suppress(OSError):
             if remote.store_at(directory)[0].can_list:
                 remote.entries(directory)
@@ -357,11 +360,11 @@ class ObjectStores(Place):
 
 
 def _holds(store: Store, name: str, data: bytes) -> bool:
-    """Return whether an object has some bytes now."""
+    """Return whether an object consists of some bytes now."""
     try:
         now = store.status(name)
         return now.size == len(data) and (not data or store.read(name, 0, len(data), now) == data)
-    except OSError:  # it has gone, or was replaced again
+    except OSError:  # it was removed or replaced again
         return False
 
 
@@ -369,7 +372,7 @@ def object_seen(url: str, seen: os.stat_result | None) -> ObjectStatus | None:
     """Return the status of an object that was seen, for conditional requests; None if nothing was.
 
     Raises:
-        Replaced: The store said something else of it since.
+        Replaced: It has changed since.
     """
     if seen is None:
         return None

@@ -1,7 +1,7 @@
-"""Places that paths lead to: the disk, and the interface of all places.
+"""Interface of places (disks and stores), and the disk.
 
-Whatever differs between a disk and a store is a method or an attribute of the place, so that no command
-needs to know where its files are. ``fs.place_of`` chooses the place of a path.
+All differences between a disk and a store are methods or attributes of the place, so that commands don't
+depend on where their files are. ``fs.place_of`` returns the place of a path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ckpttool.storage.source import Source, regular_descriptor
 
 
 def is_change(error: OSError) -> bool:
-    """Return whether an error means that another program has changed a file meanwhile."""
+    """Return whether an error means that another program has changed the file meanwhile."""
     return error.errno == errno.ESTALE or isinstance(error, FileExistsError | FileNotFoundError)
 
 
@@ -33,7 +33,7 @@ class Place(ABC):
         reads_are_free: Whether looking at more files takes no requests, which cost time and money.
         errors_are_verdicts: Whether an error while reading is about the file, rather than about a network.
         keeps_checksums: Whether the checksums of a file can be asked for without reading it.
-        opens_by_path: Whether other programs, such as libraries, open files by their paths.
+        opens_by_path: Whether other software, such as libraries, can open files by their paths.
         can_rename: Whether files can be renamed and directories locked, as staging needs it.
         has_owners: Whether files have owners; journals and records of other users are ignored.
         has_links: Whether there are symlinks.
@@ -51,7 +51,7 @@ class Place(ABC):
 
     @abstractmethod
     def require_askable(self, path: str) -> None:
-        """Require that a user's path can be asked for; ``UsageError`` if it can't, or has secrets in it."""
+        """Raise ``UsageError`` if a user's path can't be requested, or has secrets in it."""
 
     @abstractmethod
     def root(self, path: str) -> str:
@@ -70,7 +70,7 @@ class Place(ABC):
         """Return whether a path exists.
 
         Raises:
-            CheckpointError: There is no answer.
+            CheckpointError: The place doesn't answer.
         """
 
     @abstractmethod
@@ -107,14 +107,14 @@ class Place(ABC):
 
     @abstractmethod
     def open_regular(self, path: str, buffering: int = -1) -> BinaryIO:
-        """Open a file for reading as a stream; ``NotRegular`` if it is none."""
+        """Open a file for reading as a stream; raise ``NotRegular`` if it isn't a regular file."""
 
     @abstractmethod
     def write(self, path: str, data: bytes, replaces: os.stat_result | None) -> None:
-        """Write a small file whole, in place of the one that was seen, or of none.
+        """Write a small file atomically, replacing the one that was seen, or none.
 
         Raises:
-            OSError: ESTALE or EEXIST if another one is there now.
+            OSError: ESTALE or EEXIST if the path has another file now.
         """
 
     @abstractmethod
@@ -127,11 +127,11 @@ class Place(ABC):
 
     @abstractmethod
     def free_bytes(self, path: str) -> int | None:
-        """Return the free space of a directory in bytes; None if it has no limit."""
+        """Return the free space of a directory in bytes; None if space isn't limited."""
 
     @abstractmethod
     def clock(self, path: str) -> float:
-        """Return the time of the clock that sets modification times, in seconds since 1970."""
+        """Return the current time of the clock that sets modification times, in seconds since 1970."""
 
     @abstractmethod
     def is_changeable(self, path: str) -> bool:
@@ -139,7 +139,7 @@ class Place(ABC):
 
     @abstractmethod
     def prefetch_listing(self, directory: str) -> None:
-        """Cache a directory's entries, if one request answers for all names in it. Nothing is raised."""
+        """Cache a directory's entries, if one request returns all of them. Nothing is raised."""
 
     @abstractmethod
     def unfinished_uploads(self, directory: str) -> tuple[int, int | None] | None:
@@ -151,11 +151,11 @@ class Place(ABC):
 
     @abstractmethod
     def ask_again(self, path: str) -> None:
-        """Discard cached answers about one path."""
+        """Discard cached answers about a single path."""
 
     @abstractmethod
     def answers_below(self, directory: str) -> AbstractContextManager[None]:
-        """Return a context that raises, at its end, the first request below a directory that failed.
+        """Return a context that raises, at its end, the first failed request below a directory.
 
         A reader may have taken the failure for damage.
         """
@@ -174,7 +174,7 @@ _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 
 
 def is_absence(error: OSError) -> bool:
-    """Return whether an error means that nothing exists at a path, rather than that there is no answer."""
+    """Return whether an error means that a path doesn't exist, not that its existence is unknown."""
     return error.errno in _ABSENT
 
 
@@ -217,7 +217,7 @@ class Disk(Place):
             held.status(path, follows=follows)
         except held.Exchanged:
             raise
-        except ValueError:  # a NUL in it
+        except ValueError:  # a NUL in the path
             return False
         except OSError as error:
             if is_absence(error):
@@ -254,7 +254,7 @@ class Disk(Place):
         return Source(path)
 
     def open_regular(self, path: str, buffering: int = -1) -> BinaryIO:
-        # Python's own opening would say of a directory that it is one.
+        # ``open`` with a path would raise IsADirectoryError for a directory, and wait at a pipe.
         return open(regular_descriptor(path), "rb", buffering=buffering)
 
     def write(self, path: str, data: bytes, replaces: os.stat_result | None) -> None:
@@ -291,7 +291,7 @@ class Disk(Place):
         return time.time()
 
     def is_changeable(self, path: str) -> bool:
-        """Return True: whether a directory can be written shows when its lock is made."""
+        """Return True: permissions are checked when the directory is locked."""
         return True
 
     def prefetch_listing(self, directory: str) -> None:

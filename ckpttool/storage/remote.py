@@ -1,8 +1,8 @@
 """URLs of stores: the store of a URL, the status of an object, and the entries of a directory.
 
-A store answers in milliseconds what a disk does in microseconds. So what it said is remembered for a while:
-the status of each object, and that a directory was listed, after which nothing in it is asked for again.
-Bytes are asked of the version of an object that its status was of.
+A store takes milliseconds for a request, where a disk takes microseconds. So answers are cached for a while:
+statuses of objects, and listings, after which no name in the directory is requested again. Bytes are always
+read of the version that the cached status is of.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ckpttool.storage.s3_store import S3Store
 from ckpttool.storage.stores import BucketStore, ObjectStatus, Store, WebStore
 
 REMEMBERED_SECONDS = 30.0
-"""How long what a store said is believed; whatever is changed or removed is asked about again, and whatever
-is read has the version that was seen."""
+"""Lifetime of cached answers. Before an object is changed or removed, it is requested again, and reads are of
+the version that was seen."""
 MAX_REMEMBERED = 1_000_000
 MAX_DIRECTORIES = 20_000
-"""Maximum number of directories listed in one command; a server may invent new ones without end."""
+"""Maximum number of directories listed in one command, since a server may invent new ones without end."""
 STORES: Mapping[str, Callable[[str], Store]] = {
     **dict.fromkeys(("s3", "s3a"), S3Store),
     **dict.fromkeys(("gs", "az", "azure", "abfs", "abfss", "adl"), BucketStore),
@@ -51,7 +51,7 @@ class Known(NamedTuple):
 
 
 class RemoteEntry(NamedTuple):
-    """An entry of a directory in a store, as ``os.scandir`` has those of this machine."""
+    """Entry of a directory in a store, with the interface of ``os.DirEntry``."""
 
     name: str
     path: str
@@ -71,16 +71,16 @@ class RemoteEntry(NamedTuple):
 
 
 _known: dict[str, tuple[float, Known | None]] = {}
-"""When a store was asked what is at a URL, and what it said; None for nothing."""
+"""Cached statuses by URL, with the times of the requests; None if a URL has nothing."""
 _listed: dict[str, tuple[float, list[RemoteEntry]]] = {}
-"""When the directory at a URL was listed, and what is in it."""
+"""Cached listings by URL, with the times of the requests."""
 _failures: list[tuple[str, OSError]] = []
-"""What the stores failed to answer, by URL."""
+"""Failed requests by URL, in order."""
 _lock = threading.Lock()
 
 
 def forget() -> None:
-    """Ask the stores again from now on, where the environment says that they are."""
+    """Discard all cached answers, and the stores themselves, which have read the environment."""
     with _lock:
         _known.clear()
         _listed.clear()
@@ -102,15 +102,15 @@ def look_at(url: str) -> Known:
     """Return the status of a URL.
 
     Raises:
-        FileNotFoundError: Nothing is.
-        OSError: The store doesn't say.
+        FileNotFoundError: The URL has no object and no directory.
+        OSError: The store doesn't answer.
     """
     url = _plain(url)
     with _lock:
         asked, known = _known.get(url, _NEVER)
         was_listed = os.path.dirname(url) in _listed
     if not _is_recent(asked) and was_listed:
-        # A listing answers for a thousand names at once, each of which would take a request.
+        # One listing has the statuses of a thousand names, each of which would take a request.
         entries(os.path.dirname(url))
         with _lock:
             asked, known = _known.get(url, _NEVER)
@@ -128,8 +128,8 @@ def entries(url: str) -> list[os.DirEntry[str]]:
     """Return the entries of a directory.
 
     Raises:
-        FileNotFoundError, NotADirectoryError: There is none.
-        OSError: The store doesn't say.
+        FileNotFoundError, NotADirectoryError: It doesn't exist, or is an object.
+        OSError: The store doesn't answer.
     """
     url = _plain(url)
     with _lock:
@@ -140,7 +140,8 @@ def entries(url: str) -> list[os.DirEntry[str]]:
             raise OSError(errno.EFBIG, reason, url)
         found = _list(url)
         _remember({entry.path: entry.known for entry in found})
-        with _lock:  # after the entries: what a listed directory hasn't is not there
+        # Set after the entries: from now on, ``look_at`` takes a name that isn't cached for missing.
+        with _lock:
             _listed[url] = time.monotonic(), found
     if not found and look_at(url).object is not None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), url)
@@ -149,7 +150,7 @@ def entries(url: str) -> list[os.DirEntry[str]]:
 
 @contextmanager
 def noted_failures(url: str) -> Iterator[None]:
-    """Note that a store failed to answer a question about a URL."""
+    """Record a failed request for a URL; see ``answers_below``."""
     try:
         yield
     except FileNotFoundError:
@@ -162,10 +163,9 @@ def noted_failures(url: str) -> Iterator[None]:
 
 @contextmanager
 def answers_below(directory: str) -> Iterator[None]:
-    """Raise, at the end, the first request below a directory that failed.
-
-    Readers take much of what can't be read for damage. That somebody else is out of order is none.
-    """
+    """Raise, at the end, the first failed request below a directory."""
+    # Readers report much of what can't be read as damage of the checkpoint. A failure of the network isn't,
+    # so it replaces their result, or their error.
     with _lock:
         count = len(_failures)
     try:
@@ -188,8 +188,8 @@ def checksums_of(url: str) -> StoredChecksums:
     """Return the checksums that a store keeps of an object.
 
     Raises:
-        FileNotFoundError: There is none.
-        OSError: The store doesn't say what is there.
+        FileNotFoundError: The object doesn't exist.
+        OSError: The store doesn't answer.
     """
     found = look_at(url).object
     if found is None:
@@ -199,7 +199,7 @@ def checksums_of(url: str) -> StoredChecksums:
 
 
 def _plain(url: str) -> str:
-    """Return a URL in its one spelling."""
+    """Return a URL in its canonical spelling; raise FileNotFoundError if ``..`` leaves the store."""
     plain = plain_url(url) if "/." in url or "//" in url.partition("://")[2] else url.rstrip("/")
     if store_root(plain) != store_root(url):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
@@ -220,6 +220,7 @@ def _remember(answers: Mapping[str, Known | None]) -> None:
 
 
 def _ask(url: str) -> Known | None:
+    # A store has no directories. One exists if its listing isn't empty, which takes a second request.
     store, name = store_at(url)
     if not name:
         return _directory(url)
@@ -237,6 +238,8 @@ def _list(url: str) -> list[RemoteEntry]:
         listing = store.listing(name)
     if both := sorted(listing.directories & listing.objects.keys()):
         raise OSError(errno.ENOTSUP, f"{both[0]} is both an object and a directory", url)
+    # Names with ``?``, ``#`` or control characters can't be a part of a URL. They are shown percent-encoded
+    # after ``ODD``, and ``store_at`` decodes them again.
     paths = {name: f"{url}/{name}" for name in (*listing.directories, *listing.objects)}
     for name in filterfalse(is_askable, tuple(paths)):
         paths[name] = f"{url}/{ODD}{quote(name, safe='')}"
@@ -246,7 +249,9 @@ def _list(url: str) -> list[RemoteEntry]:
 
 
 def _object(url: str, found: ObjectStatus) -> Known:
-    """Return an object with the status of a file; inode and device are hashes of version and store."""
+    """Return an object with the status of a file."""
+    # With hashes of version and store as inode and device, code that compares the identities of files notices
+    # a replaced object, too.
     seconds = found.modified_ns / 1e9
     row = (_FILE, _number(f"{url} {found.version}"), _number(store_root(url)), 1, 0, 0, found.size)
     times = {"st_mtime": seconds, "st_mtime_ns": found.modified_ns, "st_ctime_ns": found.modified_ns}
@@ -266,9 +271,9 @@ def store_at(url: str) -> tuple[Store, str]:
     """Return the store of a URL, and the name of the object in it; empty for the store itself.
 
     Raises:
-        UsageError: It isn't a URL that can be read.
-        MissingPackage: What talks to such a store isn't installed.
-        OSError: It was listed under a name that can't be asked for there.
+        UsageError: The URL can't be read.
+        MissingPackage: The package for such stores isn't installed.
+        OSError: The store can't be asked for an object of this name.
     """
     parts = url.split("/")
     odd = [unquote(part.removeprefix(ODD)) for part in parts if part.startswith(ODD)]
@@ -290,7 +295,7 @@ def store_at(url: str) -> tuple[Store, str]:
 
 
 def require_plain(url: str) -> None:
-    """Require that a URL has nothing secret in it, which would be shown, and nothing that isn't sent."""
+    """Raise UsageError if a URL has credentials, which would be shown, or a part that isn't sent."""
     try:
         parts = urlsplit(url)
         hostname, port = parts.hostname, parts.port

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _SIGNED_SECONDS = 300
 _MAX_REFUSAL = 1 << 16
 _NO_OBJECT = ".ckpttool-clock"
-"""Key that no object has; the response states the time all the same."""
+"""Key that no object has; the response to a request for it states the time nevertheless."""
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _FRACTION = re.compile(r"\.\d+")
 """Fraction of a second, which HTTP headers lack."""
@@ -88,7 +88,7 @@ class S3Store(BucketStore):
         for row in paged(lambda token: self._page(prefix, token, url), "", url):
             if row.object is None:
                 directories.add(own_name(row.key.removesuffix("/"), prefix, url))
-            elif row.key != f"{prefix}/":  # some consoles make an object that stands for the directory
+            elif row.key != f"{prefix}/":  # some consoles make such an empty object for a directory
                 objects[own_name(row.key, prefix, url)] = row.object
         return Listing(frozenset(directories), objects)
 
@@ -103,6 +103,8 @@ class S3Store(BucketStore):
         return _rows(answer.body, url)
 
     def read_range(self, name: str, begin: int, end: int, version: str = "") -> tuple[ObjectStatus, bytes]:
+        # With If-Match, the server refuses (412) to send bytes of another version. A server may ignore the
+        # range, and send the whole (200), or send another one: neither is accepted.
         headers = {"Range": f"bytes={begin}-{end - 1}"}
         if version:
             headers["If-Match"] = version
@@ -125,7 +127,10 @@ class S3Store(BucketStore):
         return {"e_tag": found.version}
 
     def remove(self, name: str, of: ObjectStatus) -> None:
-        """Delete an object if its ETag still matches, where the server supports conditional deletes."""
+        """Delete an object if its ETag still matches."""
+        # The status is requested before, since a server may ignore the condition of a deletion. One that
+        # answers 501 doesn't support it, and is asked again without: then the moment since the status isn't
+        # covered.
         if not self.status(name).matches(of):
             raise Replaced(f"{self.root}/{name}")
         try:
@@ -153,7 +158,7 @@ class S3Store(BucketStore):
         try:
             answer = ask("HEAD", self._address("HEAD", _NO_OBJECT), f"{self.root}/{_NO_OBJECT}")
             return parsedate_to_datetime(answer.headers["Date"]).timestamp()
-        except (KeyError, TypeError, ValueError):  # none, or none that is one
+        except (KeyError, TypeError, ValueError):  # no valid header
             return time.time()
 
     def _answer(
@@ -176,13 +181,15 @@ class S3Store(BucketStore):
 
     def _address(self, method: str, name: str) -> str:
         """Return a presigned URL for a request on an object."""
+        # It is for one method and one key, and valid for ``_SIGNED_SECONDS``. ``ask`` follows no redirect
+        # with it.
         return self._sendable(_signed(self._signer, method, name, f"{self.root}/{name}"))
 
     def _listing_address(self, asked: Mapping[str, str]) -> str:
-        """Return a presigned URL of a listing.
-
-        obstore signs paths below an endpoint only and appends a slash, which becomes the delimiter.
-        """
+        """Return a presigned URL of a listing."""
+        # obstore signs only paths of objects below an endpoint, not queries. So the query is made a part of
+        # the endpoint. With an empty key, obstore appends a slash to that: it becomes the value of the last
+        # parameter, ``delimiter=/``.
         endpoint = self._signer_base
         query = "&".join(f"{key}={quote(value, safe='')}" for key, value in asked.items())
         config = {"endpoint": f"{endpoint}?{query}&delimiter=", "virtual_hosted_style_request": "true"}
@@ -195,6 +202,7 @@ class S3Store(BucketStore):
 
     @cached_property
     def _signer(self) -> Any:
+        # The URLs of anonymous requests are signed with dummy keys; ``_sendable`` removes the signature.
         return self._signer_at({}) if self._is_public else self._store
 
     def _signer_at(self, config: Mapping[str, str]) -> Any:
@@ -219,7 +227,7 @@ def _signed(store: Any, method: Any, name: str, url: str) -> str:
     try:
         with as_os_errors(url):
             return str(sign(store, method, name, timedelta(seconds=_SIGNED_SECONDS)))
-    except TypeError as error:  # obstore takes no empty part in a key, and no control characters
+    except TypeError as error:  # for obstore, a key has no empty part and no control characters
         odd = name.rpartition("/")[2] or name
         raise OSError(errno.EINVAL, f"the store calls it {odd!r}, which can't be asked for", url) from error
 
@@ -243,7 +251,7 @@ def _rows(body: bytes, url: str) -> tuple[list[_Row], str | None]:
     from xml.etree.ElementTree import ParseError, fromstring
 
     try:
-        if b"<!" in body:  # entities, which nobody needs here
+        if b"<!" in body:  # a document type, which could define entities that expand without end
             raise ValueError("a document type")
         root = fromstring(body)
         if _tag(root) != "ListBucketResult":
@@ -252,7 +260,7 @@ def _rows(body: bytes, url: str) -> tuple[list[_Row], str | None]:
         for one in root:
             if _tag(one) not in ("Contents", "CommonPrefixes"):
                 fields[_tag(one)] = one.text or ""
-        is_quoted = fields.get("EncodingType") == "url"  # not every server does what it is asked
+        is_quoted = fields.get("EncodingType") == "url"  # some servers ignore ``encoding-type``
         rows = [_row(one, unquote_plus if is_quoted else str) for one in root if _tag(one) not in fields]
         if fields.get("IsTruncated") != "true":
             return rows, None
@@ -265,6 +273,8 @@ def _row(element: Element, spelled: Callable[[str], str]) -> _Row:
     fields = {_tag(one): one.text or "" for one in element}
     if _tag(element) == "CommonPrefixes":
         return _Row(spelled(fields["Prefix"]), None)
+    # Listings have fractions of a second and, on some servers, no time zone or no quotes around the ETag. All
+    # is made like the headers of a single object, with which it is compared.
     modified = datetime.fromisoformat(_FRACTION.sub("", fields["LastModified"]).replace("Z", "+00:00"))
     if modified.tzinfo is None:
         modified = modified.replace(tzinfo=timezone.utc)
@@ -279,14 +289,14 @@ def _tag(element: Element) -> str:
 
 
 _MOST_UPLOADS = 100
-"""Unfinished uploads of which the parts are counted."""
+"""Limit on the number of unfinished uploads whose parts are listed."""
 
 
 class VersionedBucket:
-    """A bucket that keeps older versions of its objects."""
+    """Bucket that keeps older versions of its objects."""
 
     def __init__(self, url: str) -> None:
-        """Make ready to ask about what is below a URL.
+        """Connect to the bucket of a URL.
 
         Raises:
             MissingPackage: boto3 isn't installed.
@@ -303,7 +313,7 @@ class VersionedBucket:
                 Bucket=self._bucket, Prefix=prefix
             )
             for page in pages:
-                for one in page.get("Versions", ()):  # of each name the newest comes first
+                for one in page.get("Versions", ()):  # the newest of a name comes first
                     modified = int(one["LastModified"].timestamp() * 1_000_000_000)
                     newest.setdefault(one["Key"], ObjectStatus(one["Size"], modified, one["ETag"]))
                 markers |= {
@@ -340,7 +350,7 @@ def _unfinished_uploads(url: str) -> tuple[int, int | None] | None:
                 for part in page.get("Parts", ())
             )
             nbytes = sum(part["Size"] for part in parts)
-    except OSError:  # it takes a permission of its own, and is of no use to what was asked
+    except OSError:  # it takes a separate permission, and isn't needed for the command
         return None
     return (len(uploads), nbytes) if uploads else None
 
@@ -383,7 +393,7 @@ _SETTINGS = (*_ENDPOINTS, "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE
 _CONNECTIONS = 32
 _TIMEOUT_SECONDS = 30
 _MAX_PARTS_ASKED = 1000
-"""Of more parts the sizes are not asked for one by one: that takes a request each."""
+"""Limit on the number of parts whose sizes are requested one by one."""
 _PARTS_IN_ETAG = re.compile(r'"?[0-9a-f]{32}-(\d+)"?')
 _lock = threading.Lock()
 
@@ -392,7 +402,7 @@ _lock = threading.Lock()
 
 
 def _checksums_in_s3(bucket: str, key: str) -> StoredChecksums:
-    """Return what S3 keeps of an object."""
+    """Return the checksums that S3 keeps of an object."""
     try:
         import boto3  # noqa: F401 - botocore may be there without it
         from botocore.exceptions import BotoCoreError, ClientError
@@ -443,7 +453,8 @@ def _s3_client() -> Any:
 
 
 def _may_be_composite(head: Mapping[str, Any], value: str) -> bool:
-    """Return whether a checksum may be one of the checksums of parts; not every server says which it is."""
+    """Return whether a checksum may be one of the checksums of parts."""
+    # Servers that don't state the type have ``-<parts>`` at its end, or only at the end of the ETag.
     if (kind := head.get("ChecksumType")) is not None:
         return bool(kind == "COMPOSITE")
     return "-" in value or _PARTS_IN_ETAG.fullmatch(head["ETag"]) is not None
@@ -452,6 +463,8 @@ def _may_be_composite(head: Mapping[str, Any], value: str) -> bool:
 def _composite(
     client: Any, bucket: str, key: str, head: Mapping[str, Any], algorithm: str, value: str
 ) -> StoredChecksums:
+    # A checksum of checksums can be verified only if the sizes of all parts are known. GetObjectAttributes
+    # lists them; if a server's list is incomplete, the size of each part is requested.
     asked: dict[str, Any] = {"Bucket": bucket, "Key": key, "ObjectAttributes": ["Checksum", "ObjectParts"]}
     first = client.get_object_attributes(**asked)
     if first.get("Checksum", {}).get("ChecksumType", "COMPOSITE") != "COMPOSITE":
@@ -473,7 +486,7 @@ def _composite(
 
 
 def _part_sizes(client: Any, bucket: str, key: str, head: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the sizes of parts, asked for one by one."""
+    """Yield the sizes of parts, which are requested one by one."""
     parts = _PARTS_IN_ETAG.fullmatch(head["ETag"])
     if parts is None or int(parts[1]) > _MAX_PARTS_ASKED:
         return

@@ -1,4 +1,4 @@
-"""One skip byte ranges: checksums and values together, on several threads.
+"""Single pass over byte ranges that computes checksums and tests values, on several threads.
 
 Ranges are cut into pieces, so that one large record keeps all threads busy; the checksums of its pieces
 are combined. The threads run at memory speed because the checksum and NumPy release the interpreter lock.
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 25
 CHUNK_BYTES = 1 << 20
-"""What is read, summed and tested at once: of smaller ones, threads would wait for the interpreter's lock."""
+"""Bytes read, summed and tested at once: with smaller ones, threads would wait for the interpreter's lock."""
 _COUNTED_BYTES = 1 << 18
-"""Of which special values are counted at once: what that makes has to stay in a processor's own cache."""
+"""Bytes in which special values are counted at once: the temporary arrays should fit a processor's cache."""
 
 _CHECKSUMS: dict[str, Callable[[memoryview, int], int]] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
 
@@ -38,10 +38,10 @@ class Scanned:
     """Results of scanning one span.
 
     Attributes:
-        crc32: Checksum of the bytes; None where reading them failed.
-        is_suspicious: Whether any element, read as the span's type, is NaN or infinite.
-        element: The bytes of the one element that the whole span repeats; None where it has others.
-        failure: Why reading failed.
+        crc32: Checksum of the bytes; None if reading them failed.
+        is_suspicious: Whether any element of the span's type is NaN or infinite.
+        element: Bytes of the element if all elements are the same; None otherwise.
+        failure: The error if reading failed.
     """
 
     span: Span
@@ -52,7 +52,7 @@ class Scanned:
 
     @property
     def matches(self) -> bool:
-        """Return whether the bytes have the checksum that the format states for them."""
+        """Whether the bytes have the checksum that the file states for them."""
         return self.span.crc32 is None or self.crc32 == self.span.crc32
 
 
@@ -76,7 +76,7 @@ def scan(
     """Read all spans once and return their results, in order.
 
     Args:
-        spans: What to read.
+        spans: The byte ranges.
         jobs: Number of threads.
         checksum: Whether to compute the checksums of spans that have one.
         values: Whether to test the values of spans that have a type.
@@ -87,6 +87,8 @@ def scan(
 
     @contextmanager
     def worker() -> Iterator[Callable[[list[_Piece]], None]]:
+        # Each thread has one buffer, and its tests have arrays on that buffer, so that nothing is allocated
+        # for a chunk.
         buffer = aligned_buffer(CHUNK_BYTES)
         tests: dict[tuple[str, str], Callable[[int], bool]] = {}
 
@@ -110,7 +112,7 @@ def scan(
 def _pieces(scanned: Scanned) -> Iterator[_Piece]:
     """Cut a span into pieces; each starts at a multiple of every element's size."""
     nbytes = scanned.span.nbytes
-    # What is compressed can only be read from its start on.
+    # A compressed span can be read only from its start, so it is a single piece.
     length = PIECE_BYTES if scanned.span.inflated is None else max(nbytes, 1)
     for start in range(0, max(nbytes, 1), length):
         yield _Piece(scanned, start, min(length, nbytes - start))
@@ -129,6 +131,8 @@ def _scan_piece(
     wants_checksum = checksum and span.crc32 is not None
     if test is None and not wants_checksum:
         return
+    # The checksum, the test for NaN and infinities, and the comparison with the first element all look at a
+    # chunk while it is in the processor's cache. A test that has found something isn't repeated.
     repetition = Repetition(span.dtype.itemsize) if test is not None and span.dtype is not None else None
     for start in range(piece.start, piece.start + piece.nbytes, CHUNK_BYTES):
         check()
@@ -150,7 +154,7 @@ def _scan_piece(
 def _special_test(
     span: Span, buffer: memoryview, tests: dict[tuple[str, str], Callable[[int], bool]]
 ) -> Callable[[int], bool] | None:
-    """Return a test whether the first bytes of the buffer hold a NaN or an infinity."""
+    """Return a function that tests the first bytes of the buffer for NaN and infinity; None for integers."""
     if span.dtype is None or span.dtype.float_code is None or span.nbytes == 0:
         return None
     key = (span.dtype.name, span.byteorder)
@@ -160,11 +164,14 @@ def _special_test(
 
 
 def _tester(dtype: DType, byteorder: str, buffer: memoryview) -> Callable[[int], bool]:
-    """Return a test of the first bytes of a buffer that allocates nothing."""
+    """Return a function that tests the first bytes of the buffer, and allocates nothing."""
     import numpy as np
 
+    # Little-endian floats of 4 and 8 bytes are tested by NumPy's ``isfinite``. All others are compared as
+    # integers. Without the sign, infinity and NaN are larger than all finite values. Types without infinity
+    # have a single NaN, which isn't always the largest integer: in ``fnuz`` types it is that of -0.
     code = dtype.float_code
-    assert code is not None  # the caller asked
+    assert code is not None  # checked by the caller
     width = code.word_bytes
     if width >= 4 and byteorder == "little":
         floats: np.ndarray[Any, Any] = np.frombuffer(buffer, f"<f{width}")
@@ -205,7 +212,7 @@ def _combine(pieces: list[_Piece]) -> None:
 
 
 class Repetition:
-    """Whether bytes are one element again and again: of other bytes, few are looked at."""
+    """Test whether all elements are the same; it ends early if they aren't."""
 
     def __init__(self, itemsize: int) -> None:
         self._itemsize = itemsize
@@ -214,11 +221,14 @@ class Repetition:
 
     @property
     def element(self) -> bytes | None:
-        """Return the element that all blocks so far repeat; None where there were others, or none."""
+        """The element that all blocks so far consist of; None if they differ, or before the first block."""
         return self._first[: self._itemsize] if self.holds and self._first else None
 
     def add(self, block: memoryview) -> None:
-        """Look at the next block, of whole elements."""
+        """Compare the next block, of whole elements."""
+        # Bytes repeat with a period of ``width`` if they equal themselves shifted by it. Of most blocks only
+        # the first element is compared. The first block is kept, so that further ones are compared with it as
+        # a whole.
         width = self._itemsize
         if self._first is None:
             self.holds = block[:width] == block[width : 2 * width] or len(block) == width
@@ -237,10 +247,10 @@ class Repetition:
 def count_specials(
     values: Values, dtype: DType, advance: Callable[[int], None] = lambda nbytes: None
 ) -> tuple[int, int, bytes | None]:
-    """Count the stored elements that are NaN, and infinite ones; a complex one counts by its parts.
+    """Count the stored elements that are NaN, and those that are infinite; complex ones count by their parts.
 
-    Also return the bytes of the one element that all are, little-endian, or None. ``advance`` is called with
-    the bytes of each block before it is looked at.
+    Also return the bytes of the element, little-endian, if all elements are the same, or None. ``advance`` is
+    called with the size of each block before it is counted.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""A file that is being written: bytes one after the other, and tensors that threads copy to their places."""
+"""File that is being written: bytes in sequence, and tensors that threads copy to their offsets."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Algorithm = Literal["crc32", "crc32c"]
 
 _BUFFER_BYTES = 1 << 20
 _SMALL = 1 << 16
-"""A tensor up to this size goes through the buffer: to hand it to a thread costs more."""
+"""A tensor up to this size is copied to the buffer, which costs less than a task for a thread."""
 _BLOCK = 1 << 18
-"""What is read, summed and written at once: it stays in a processor's cache meanwhile."""
+"""Bytes read, summed and written at once, which should fit a processor's cache."""
 _SHARED = 4096
-"""File systems that share bytes between files share blocks of so many, and whole ones."""
+"""File systems that share data between files do so in whole blocks of this size."""
 SUMS: dict[str, Callable[[bytes | memoryview, int], int]] = {"crc32": isal_zlib.crc32, "crc32c": crc32c}
 _NO_KERNEL_COPY = frozenset(
     {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EIO}
@@ -33,13 +33,13 @@ _NO_KERNEL_COPY = frozenset(
 
 
 class Written:
-    """A tensor in its place.
+    """Tensor in a file.
 
     Attributes:
-        tensor: What was put there.
-        offset: Where in the file it begins, in bytes.
-        algorithm: Which checksum it was summed by.
-        elements_checksum: The checksum of its bytes alone, as they were read; None until they were.
+        tensor: The tensor.
+        offset: Offset of its first byte in the file.
+        algorithm: Algorithm of its checksum.
+        elements_checksum: Checksum of its bytes alone; None until they have been read.
     """
 
     __slots__ = ("_before", "_pool", "algorithm", "elements_checksum", "offset", "tensor")
@@ -51,12 +51,12 @@ class Written:
 
     @property
     def nbytes(self) -> int:
-        """Return how many bytes it takes."""
+        """Size of its elements in bytes."""
         return self.tensor.nbytes
 
     @property
     def checksum(self) -> int:
-        """Return the checksum that ``Sink.put`` was asked for; this waits for all that is on its way."""
+        """Checksum of the bytes before it and its own, see ``Sink.put``; waits for all pending copies."""
         if self.elements_checksum is None:
             self._pool.settle()
         assert self.elements_checksum is not None  # settled without an error
@@ -67,8 +67,8 @@ class Sink:
     """One file of a target, written from start to end; written bytes may be changed later.
 
     Attributes:
-        path: Where it lies while it is written.
-        written: The tensors that were put, in their order.
+        path: Its path while it is written.
+        written: The tensors, in order.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Sink:
 
     @property
     def offset(self) -> int:
-        """Return the size of the file so far, which is the offset of the next byte."""
+        """Size of the file so far, which is the offset of the next byte."""
         return self._flushed + len(self._buffer)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -104,13 +104,13 @@ class Sink:
     def put(self, tensor: Tensor, checksum: Algorithm | None = None, before: int = 0) -> Written:
         """Append the elements of a tensor: little-endian, in C order, packed.
 
-        Large ones are copied by other threads; what fails there is raised by ``settle``, ``close`` or
-        ``Written.checksum``. Ask for checksums after the last tensor was put: each waits for all.
+        Large ones are copied by other threads; their errors are raised by ``settle``, ``close`` or
+        ``Written.checksum``. Read checksums after the last tensor was put, since each waits for all.
 
         Args:
-            tensor: What is appended.
-            checksum: Which checksum the format wants of it; CRC-32 where it wants none.
-            before: The checksum of bytes in front of the tensor, from which its own continues.
+            tensor: The tensor.
+            checksum: Checksum that the format needs; CRC-32 if it needs none.
+            before: Checksum of bytes before the tensor, from which its own continues.
         """
         written = Written(tensor, self.offset, checksum or "crc32", before, self._pool)
         self.written.append(written)
@@ -133,12 +133,12 @@ class Sink:
         _write_at(self._descriptor, offset, memoryview(data))
 
     def settle(self) -> None:
-        """Wait until all that was put is in the file; see ``Pool.settle``."""
+        """Wait until all tensors are in the file; see ``Pool.settle``."""
         self._flush()
         self._pool.settle()
 
     def close(self) -> None:
-        """Make the file durable, and close it; closing twice is allowed."""
+        """Sync the file and close it; may be called twice."""
         if self._descriptor < 0:
             return
         self.settle()
@@ -146,10 +146,11 @@ class Sink:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the file as it is; closing twice is allowed."""
+        """Close the file as it is; may be called twice."""
+        # Forgotten before it is closed: even if ``close`` fails, the number may be that of another file then.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)  # even where it fails, the number is given back, and may be another's
+            os.close(descriptor)
 
     def _flush(self) -> None:
         if self._buffer:
@@ -158,6 +159,8 @@ class Sink:
             self._buffer = bytearray()
 
     def _copy(self, tensor: Tensor, written: Written) -> None:
+        # Each block is read for the checksum in any case. The kernel then copies it again from file to file
+        # only if it can share the data; otherwise the bytes that were read are written.
         add = SUMS[written.algorithm]
         values, is_direct = tensor.values, _is_shareable(tensor, written.offset)
         done, total = 0, 0
@@ -174,7 +177,7 @@ class Sink:
         written.elements_checksum = total
 
     def _copy_by_kernel(self, values: Any, start: int, to: int, nbytes: int) -> bool:
-        """Let the kernel copy or share bytes; return whether it did."""
+        """Let the kernel copy or share bytes; return whether it supports that here."""
         try:
             values.source.copy_to(self._descriptor, values.offset + start, to, nbytes)
         except OSError as error:
@@ -185,11 +188,10 @@ class Sink:
 
 
 def _is_shareable(tensor: Tensor, to: int) -> bool:
-    """Return whether the elements are in a file as they are to be written, and at the same place in a block.
-
-    The kernel may share these with the other file, or have a server copy them. Elsewhere it would copy them
-    page by page, which takes twice the time of writing what was just read to be summed.
-    """
+    """Return whether the kernel may share the elements with the other file, or have a server copy them."""
+    # They have to be in a file as they are to be written, and at the same offset in a block. Otherwise the
+    # kernel would copy them page by page, which takes twice the time of writing the bytes that were just
+    # read.
     values = tensor.values
     if not isinstance(values, Contiguous) or values.swap != 1 or not isinstance(values.source, Source):
         return False

@@ -1,7 +1,7 @@
-"""Bounds-checked reads of a file, of a part of one, and of bytes in memory.
+"""Bounds-checked reads of a file, or of a part of one.
 
-Files are read with ``pread`` and never through a map: a map of a file that a trainer cuts short kills the
-process, and counts every touched page as memory.
+Files are read with ``pread`` and never mapped: if a trainer truncates a mapped file, the process is killed,
+and every touched page counts as memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from ckpttool.core.readable import Readable
 from ckpttool.storage import held
 
 MAX_OPEN = 64
-"""The most files that are kept open: a checkpoint may have thousands, and macOS lets a process open 256."""
+"""Limit on open files: a checkpoint may have thousands, and macOS lets a process open 256."""
 
 
+# O_NONBLOCK: opening a pipe that was planted under a file's name would wait for a writer.
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
 _FOLLOWS_NOTHING = getattr(os, "O_NOFOLLOW", 0)
 
@@ -39,25 +40,24 @@ class _Descriptor:
         except ValueError as error:
             raise AccessDenied(path, str(error)) from error
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit, names are gone
+    # Default arguments: at exit, global names may have been deleted.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.number >= 0:
             close(self.number)
 
 
 _kept: dict[int, _Descriptor] = {}
-"""What is open, by the identity of its ``Source``; the limit is one of the process, and so is this.
-
-Who reads holds the descriptor meanwhile, so that one which gives way here is not closed under a reader in
-another thread. No lock is held, since a finalizer may come here at any point: each step is one operation of
-the dictionary, after which it is whole.
-"""
+"""Open files of the process by the ``id`` of their ``Source``, oldest first."""
+# A reader refers to the descriptor meanwhile. So one that is removed from here isn't closed while another
+# thread reads from it. A finalizer may run at any point, also in a thread that changes this, so a lock could
+# deadlock: each step is a single operation on the dictionary instead, which is atomic.
 
 
 class Source(Readable):
-    """A file, opened for reading.
+    """File that is open for reading.
 
-    Where more than ``MAX_OPEN`` files are open, the one that was opened first is closed, and opened again
-    when it is read next.
+    If more than ``MAX_OPEN`` files are open, the one that was opened first is closed, and opened again when
+    it is read next. It has to be the same file then.
     """
 
     __slots__ = ("_identity", "_is_closed", "_lock", "path", "size")
@@ -78,11 +78,11 @@ class Source(Readable):
 
     @property
     def identity(self) -> tuple[int, int]:
-        """Return device and inode of the file."""
+        """Device and inode of the file."""
         return self._identity
 
     def close(self) -> None:
-        """Close the file; closing twice is allowed."""
+        """Close the file; may be called twice."""
         self._is_closed = True
         _kept.pop(id(self), None)
 
@@ -92,7 +92,7 @@ class Source(Readable):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __del__(self, kept: dict[int, _Descriptor] = _kept) -> None:  # at exit, names are gone
+    def __del__(self, kept: dict[int, _Descriptor] = _kept) -> None:  # see ``_Descriptor``
         kept.pop(id(self), None)
 
     def read_into(self, offset: int, buffer: memoryview, where: str | None = None) -> None:
@@ -110,17 +110,17 @@ class Source(Readable):
 
     @property
     def content_tag(self) -> str:
-        """Return the ETag of an object if its store computes that of the bytes; empty otherwise."""
+        """ETag of an object if its store computes that of the bytes; empty otherwise."""
         return ""
 
     @property
     def version(self) -> str:
-        """Return the store's name of the version that is read; empty for a file on a disk."""
+        """Version of an object in a store; empty for a file on a disk."""
         return ""
 
     @property
     def begin(self) -> int:
-        """Return the position in the file of offset 0."""
+        """Offset in the file of this source's first byte."""
         return 0
 
     def in_blocks(self, nbytes: int) -> Iterator[bytes]:
@@ -175,12 +175,12 @@ class Source(Readable):
 
 
 class Part(Source):
-    """A range of an open file, read as if it were a file of its own; closing it leaves the file open."""
+    """Range of an open source, read like a file of its own; closing it leaves the source open."""
 
     __slots__ = ("_whole", "base")
 
     def __init__(self, whole: Source, base: int, nbytes: int, where: str | None = None) -> None:
-        """Take the ``nbytes`` bytes from the offset ``base`` on."""
+        """Use ``nbytes`` bytes from the offset ``base`` on."""
         whole.check(base, nbytes, where)
         self._whole = whole
         self.path = whole.path
@@ -211,17 +211,19 @@ class Part(Source):
 
 
 class NotRegular(OSError):
-    """It is a pipe, a device, a socket or a directory."""
+    """The path is a pipe, a device, a socket or a directory."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.EINVAL, "not a regular file", path)
 
 
 def regular_descriptor(path: str, *, follows: bool = True, dir_fd: int | None = None) -> int:
-    """Return a descriptor that reads a regular file, whose type is checked after it was opened.
+    """Open a regular file for reading; return its descriptor.
 
-    ``follows``: whether it may be a symlink. ``dir_fd`` is an open directory that it starts at.
+    ``follows``: whether the path may be a symlink. ``dir_fd``: open directory that it is relative to.
     """
+    # The type is checked on the open descriptor: between a check of the path and the opening, it could be
+    # replaced.
     flags = _READ if follows else _READ | _FOLLOWS_NOTHING
     descriptor = held.open_file(path, flags) if dir_fd is None else os.open(path, flags, dir_fd=dir_fd)
     try:

@@ -1,6 +1,6 @@
-"""Object stores: status of objects, listings of prefixes, and ranges of bytes.
+"""Interface of object stores, and the buckets that obstore supports.
 
-All failures are the ``OSError`` that a file system would raise, with what the store answered.
+All failures are the ``OSError`` that a file system would raise, with the store's answer in the message.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 _GOOGLE_ENDPOINT = "https://storage.googleapis.com"
 MAX_SIZE = 1 << 60
-"""Maximum size of an object that is believed, in bytes."""
+"""Limit on the size of an object that a server may state, in bytes."""
 _RETRY_SECONDS = 60
 _LISTING_SECONDS = 120
-"""obstore lists all pages before we see the first."""
+"""Limit on a whole listing, of which obstore returns all pages at once."""
 _AWS_KEYS = {
     "aws_access_key_id": "access_key_id",
     "aws_secret_access_key": "secret_access_key",
@@ -45,15 +45,15 @@ _AWS_KEYS = {
     "region": "region",
     "endpoint_url": "endpoint",
 }
-"""What AWS's files call what obstore is told."""
+"""Keys of obstore's configuration by those in AWS's files."""
 _LEAST_PART = 1 << 24
 _MOST_PARTS = 10_000
-"""As many parts may an object of S3 have."""
+"""Limit of S3 on the number of parts of an object."""
 PARTS_AT_ONCE = 6
 _ANSWER = re.compile(r"status code: (\d{3} ?[A-Za-z -]*)(?::[^<]*(?:<.*?<Code>(\w+)</Code>)?)?", re.DOTALL)
 _DEBUG = re.compile(r"\s*Debug source:.*", re.DOTALL)
 _METADATA = re.compile("/latest/api/token|/computeMetadata/|/metadata/identity/")
-"""What a machine in a cloud is asked for when nothing else has credentials."""
+"""Addresses of a cloud machine's metadata service, which is asked if no credentials are configured."""
 
 
 class ObjectStatus(NamedTuple):
@@ -64,7 +64,8 @@ class ObjectStatus(NamedTuple):
     version: str
 
     def matches(self, other: ObjectStatus) -> bool:
-        """Return whether both are of one version; listings and headers round times differently."""
+        """Return whether both are of one version."""
+        # Without versions, times are compared, which listings and headers round differently.
         if self.version or other.version:
             return (self.size, self.version) == (other.size, other.version)
         return self.size == other.size and abs(self.modified_ns - other.modified_ns) < 1_000_000_000
@@ -100,10 +101,10 @@ class OlderVersions(Protocol):
 
 
 class Store(ABC):
-    """Something that holds objects under names; all raise ``OSError``.
+    """Objects by name; all methods raise ``OSError``.
 
     Attributes:
-        root: The URL that the names are below, without a slash at its end.
+        root: URL that the names are relative to, without a trailing slash.
     """
 
     root: str
@@ -114,14 +115,14 @@ class Store(ABC):
 
     @abstractmethod
     def listing(self, prefix: str) -> Listing:
-        """Return the listing of a prefix, which has no slash at its end."""
+        """Return the listing of a prefix, given without a trailing slash."""
 
     @abstractmethod
     def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
-        """Return bytes of an object; ``Replaced`` if it no longer has the given status.
+        """Return bytes of an object.
 
         Raises:
-            Replaced: It is another one now.
+            Replaced: It no longer has the given status.
         """
 
     def write(
@@ -130,19 +131,19 @@ class Store(ABC):
         """Write an object of ``size`` bytes, all or nothing, and return its status.
 
         Args:
-            name: Its name.
-            blocks: Its bytes; if that raises, nothing was written.
-            size: How many they are.
-            replaces: What it takes the place of; None if nothing may be there.
+            name: Name of the object.
+            blocks: Its bytes; if iterating them raises, nothing is written.
+            size: Number of bytes.
+            replaces: Status of the object that it replaces; None if the name has to be free.
 
         Raises:
-            FileExistsError: Something is there.
-            Replaced: What it was to replace is another now, or gone.
+            FileExistsError: The name isn't free.
+            Replaced: The object to replace has changed, or is missing.
         """
         raise OSError(errno.EROFS, "nothing can be written there", f"{self.root}/{name}")
 
     def require_replaceable(self, name: str, replaces: ObjectStatus | None) -> None:
-        """Require that a name has the object that may be replaced, or none; see ``write``."""
+        """Require that a name has the object to be replaced, or none; see ``write``."""
         try:
             found = self.status(name)
         except FileNotFoundError:
@@ -153,44 +154,44 @@ class Store(ABC):
             raise Replaced(f"{self.root}/{name}")
 
     def remove(self, name: str, of: ObjectStatus) -> None:
-        """Remove an object; ``Replaced`` if it no longer has the given status.
+        """Remove an object.
 
         Raises:
-            Replaced: It is another one now.
-            FileNotFoundError: There is none any more.
+            Replaced: It no longer has the given status.
+            FileNotFoundError: It is missing.
         """
         raise OSError(errno.EROFS, "nothing can be removed there", f"{self.root}/{name}")
 
     def checksums(self, name: str, of: ObjectStatus) -> StoredChecksums:
-        """Return the checksums that are kept of an object, without reading it.
+        """Return the checksums that the store keeps of an object, without reading it.
 
         Raises:
-            Replaced: It is another one now.
+            Replaced: It no longer has the given status.
         """
         return StoredChecksums(reason="this store tells no checksums")
 
     @property
     def takes_any_name(self) -> bool:
-        """Return whether names can be asked for that can't be a part of a URL: with ``?`` or ``#``, say."""
+        """Whether objects can be requested whose names can't be a part of a URL, such as those with ``?``."""
         return False
 
     @property
     def can_list(self) -> bool:
-        """Return whether names can be listed."""
+        """Whether names can be listed."""
         return True
 
     @property
     def has_content_tags(self) -> bool:
-        """Return whether an ETag of the form of an MD5 is computed of the bytes."""
+        """Whether an ETag that has the form of an MD5 is computed of the bytes."""
         return False
 
     @property
     def is_changeable(self) -> bool:
-        """Return whether objects can be removed, copied, and written under conditions."""
+        """Whether objects can be removed, copied, and written conditionally."""
         return False
 
     def copy(self, name: str, to: str) -> None:
-        """Copy an object inside the store, over whatever is there."""
+        """Copy an object inside the store, replacing any object of the new name."""
         raise OSError(errno.EROFS, "nothing can be written there", f"{self.root}/{to}")
 
     def keeps_version(self, name: str) -> bool:
@@ -216,20 +217,20 @@ class Store(ABC):
 
 
 class Replaced(OSError):
-    """An object is another one than the one that was asked about."""
+    """An object isn't the version that was seen before."""
 
     def __init__(self, url: str) -> None:
         super().__init__(errno.ESTALE, "it was replaced while it was read", url)
 
 
 class BucketStore(Store):
-    """A bucket of Amazon S3, Google Cloud Storage or Azure, or of a compatible server.
+    """Bucket of Amazon S3, Google Cloud Storage or Azure, or of a compatible server.
 
     Source: https://developmentseed.org/obstore
     """
 
     def __init__(self, root: str, headers: Mapping[str, str] | None = None) -> None:
-        """Make ready to ask; credentials come from where the store's own tools have them."""
+        """Configure a client; credentials are looked for as by the store's own tools."""
         self.root = root
         self._store: ObstoreStore = obstore_store(root, headers or {})
 
@@ -241,7 +242,7 @@ class BucketStore(Store):
         url = f"{self.root}/{prefix}"
         with as_os_errors(url):
             found = _listed_in_time(self._store, prefix or None, url)
-        # An object whose name ends with a slash stands for a directory in some consoles.
+        # Some consoles make an object whose name ends with a slash for a directory.
         objects = {
             own_name(one["path"], prefix, url): _object_status({**one, "e_tag": _quoted(one["e_tag"])})
             for one in found["objects"]
@@ -260,13 +261,16 @@ class BucketStore(Store):
     ) -> ObjectStatus:
         import obstore
 
+        # A single request has a condition that the server checks: "create", or the ETag of the object to
+        # replace. obstore has none for an upload in parts. It completes the upload after the last block, so
+        # ``_guarded`` looks at the name just before that.
         url, part = f"{self.root}/{name}", part_size(size)
         with as_os_errors(url):
             if size <= part:
                 data = b"".join(blocks)
                 mode: Any = "create" if replaces is None else self._update_of(name, replaces)
                 answer = obstore.put(self._store, name, data, mode=mode, use_multipart=False)
-            else:  # obstore has no condition for what comes in parts: so there is a look just before the end
+            else:
                 parts = _from_a_thread(self._guarded(blocks, name, replaces))
                 options: Any = {"chunk_size": part, "max_concurrency": PARTS_AT_ONCE}
                 answer = obstore.put(self._store, name, parts, use_multipart=True, **options)
@@ -279,11 +283,11 @@ class BucketStore(Store):
         url = f"{self.root}/{name}"
         if not self.status(name).matches(of):
             raise Replaced(url)
-        with as_os_errors(url):  # without a condition: the moment since its status is not covered
+        with as_os_errors(url):  # obstore has no condition for it: a change since the status isn't noticed
             self._store.delete(name)
 
     def _update_of(self, name: str, replaces: ObjectStatus) -> Any:
-        """Return the condition that an object is the one that is to be replaced."""
+        """Return the condition that an object is still the one to be replaced."""
         found: Mapping[str, Any] = self._store.head(name)
         if not _object_status(found).matches(replaces):
             raise Replaced(f"{self.root}/{name}")
@@ -302,14 +306,14 @@ class BucketStore(Store):
         return found
 
     def _stored_checksums(self, name: str) -> StoredChecksums | None:
-        """Return the checksums that the store keeps of an object; None if it can't be asked for them."""
+        """Return the checksums that the store keeps of an object; None if it has no request for them."""
         scheme, _, bucket = self.root.partition("://")
         if scheme != "gs":
             return None
         return _checksums_in_google(self._store, bucket, name, f"{self.root}/{name}")
 
     def read_range(self, name: str, begin: int, end: int, version: str = "") -> tuple[ObjectStatus, bytes]:
-        """Return bytes of an object and its status; ``Replaced`` if it has another version."""
+        """Return the status of an object and a range of its bytes; raise ``Replaced`` for another version."""
         with as_os_errors(f"{self.root}/{name}", f"bytes {begin}..{end}"):
             options: Any = {"range": (begin, end)}
             if version:
@@ -327,7 +331,9 @@ class BucketStore(Store):
 
 
 def _from_a_thread(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield blocks that are made in a thread: in the one from which obstore takes them, it can't be asked."""
+    """Yield blocks that are made in a thread, one ahead."""
+    # obstore can't be called in the thread in which it takes the blocks, but ``_guarded`` has to ask it for a
+    # status.
     from concurrent.futures import ThreadPoolExecutor
 
     iterator = iter(blocks)
@@ -339,12 +345,12 @@ def _from_a_thread(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def part_size(size: int) -> int:
-    """Return how many bytes each part has of an object that is written, the last one perhaps fewer."""
+    """Return the part size for an upload, in bytes; the last part may be smaller."""
     return max(_LEAST_PART, -(-size // _MOST_PARTS))
 
 
 class WebStore(BucketStore):
-    """A web server: its files can be read, and neither listed nor changed."""
+    """Web server, whose files can be read, but neither listed nor changed."""
 
     write, remove, copy = Store.write, Store.remove, Store.copy
 
@@ -361,7 +367,9 @@ class WebStore(BucketStore):
 
 
 def _listed_in_time(store: Any, prefix: str | None, url: str) -> Any:
-    """Return obstore's listing of all pages, made in a thread since this one may have an event loop."""
+    """Return obstore's listing of all pages; raise an OSError if it takes too long."""
+    # Only the asynchronous call can be cancelled. It runs in a thread, since this one may have an event loop
+    # already.
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -377,14 +385,14 @@ def _listed_in_time(store: Any, prefix: str | None, url: str) -> Any:
 
 
 def allows_http(root: str) -> bool:
-    """Return whether a store may be asked without TLS."""
+    """Return whether requests to a store may be sent without TLS."""
     return root.startswith("http:") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
 
 
 def obstore_store(
     root: str, headers: Mapping[str, str], config: Mapping[str, str] | None = None
 ) -> ObstoreStore:
-    """Return obstore's own store of a URL, with headers and configuration besides the environment's."""
+    """Return obstore's store for a URL, with headers and configuration in addition to the environment's."""
     try:
         from obstore.store import from_url
     except ImportError as error:
@@ -408,7 +416,7 @@ def obstore_store(
 
 
 def _aws_profile() -> dict[str, str]:
-    """Return the keys and the region of the user's profile, where the environment names no keys.
+    """Return the keys and the region of the user's AWS profile, unless the environment has keys.
 
     Source: https://docs.aws.amazon.com/cli/latest/userguide/cli-configure-files.html
     """
@@ -428,6 +436,7 @@ def _aws_profile() -> dict[str, str]:
             parser.read(os.path.expanduser(path), encoding="utf-8")
         except (Error, UnicodeDecodeError) as error:
             raise UsageError(f"{path} can't be read as AWS's tools do: {type(error).__name__}") from error
+        # Only the section of the default profile has no "profile" before its name in the configuration.
         name = profile if section != profile and profile == "default" else section
         if parser.has_section(name):
             values = parser[name]
@@ -437,13 +446,13 @@ def _aws_profile() -> dict[str, str]:
 
 def _object_status(found: Mapping[str, Any]) -> ObjectStatus:
     modified: datetime = found["last_modified"]
-    seconds = int(modified.timestamp())  # listings have fractions of a second, HTTP headers none
+    seconds = int(modified.timestamp())  # listings have fractions of a second, HTTP headers don't
     version = found.get("version") or found.get("e_tag") or ""
     return ObjectStatus(found["size"], seconds * 1_000_000_000, found.get("e_tag") or version)
 
 
 def _quoted(tag: str | None) -> str | None:
-    """Return a version as headers have it; Azure's listings lack the quotation marks."""
+    """Return an ETag with quotation marks, as in headers; Azure's listings lack them."""
     return f'"{tag}"' if tag and not tag.endswith('"') else tag
 
 
@@ -478,13 +487,15 @@ def as_os_errors(url: str, where: str = "") -> Iterator[None]:
     except (BaseError, ValueError) as error:
         raise OSError(errno.EIO, f"{place}{_answer(error)}", url) from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of PyO3, which can't be imported
+        # A panic in obstore's Rust code, for which PyO3 has no class that could be imported.
+        if type(error).__name__ != "PanicException":
             raise
         raise OSError(errno.EIO, f"{place}obstore can't ask with these settings", url) from error
 
 
 def _answer(error: Exception) -> str:
-    """Return a store's answer in a line; obstore's own text has the request and a dump of the error."""
+    """Return a store's answer in a line."""
+    # obstore's text has the request, which may be signed, and a dump of the error.
     text = _DEBUG.sub("", str(error))
     if _METADATA.search(text):
         return "no credentials for this store were found"
@@ -505,7 +516,7 @@ def _checksums_in_google(store: ObstoreStore, bucket: str, key: str, url: str) -
 
     try:
         answer = ask("HEAD", _google_url(store, bucket, key), url)
-    except BaseError:  # its text may hold the address, which is signed
+    except BaseError:  # its text may contain the address, which is signed
         return StoredChecksums(reason="these credentials can't sign a question for its checksum")
     except OSError:
         return StoredChecksums(reason="the store couldn't be asked for its checksum")
@@ -517,7 +528,7 @@ def _checksums_in_google(store: ObstoreStore, bucket: str, key: str, url: str) -
     if headers.get("x-goog-stored-content-encoding", "identity") != "identity":
         return StoredChecksums(reason="the store keeps a checksum of its compressed bytes")
     kept = []
-    for one in headers.get("x-goog-hash", "").split(","):  # several headers of a name come as one
+    for one in headers.get("x-goog-hash", "").split(","):  # several headers of one name are joined
         name, _, value = one.strip().partition("=")
         if name in ("crc32c", "md5"):
             try:
@@ -530,7 +541,7 @@ def _checksums_in_google(store: ObstoreStore, bucket: str, key: str, url: str) -
 
 
 def _google_url(store: ObstoreStore, bucket: str, key: str) -> str:
-    """Return the URL of an object; unless requests are anonymous, signed for a minute."""
+    """Return the URL of an object, signed for a minute unless requests are anonymous."""
     if os.environ.get("GOOGLE_SKIP_SIGNATURE", "").lower() in ("1", "true"):
         from urllib.parse import quote
 
@@ -538,7 +549,7 @@ def _google_url(store: ObstoreStore, bucket: str, key: str) -> str:
         return f"{endpoint}/{bucket}/{quote(key)}"
     import obstore
 
-    signer: Any = store  # one of Google's; not every kind can sign
+    signer: Any = store  # typed as any store, of which not all can sign
     return str(obstore.sign(signer, "HEAD", key, timedelta(minutes=1)))
 
 

@@ -1,7 +1,7 @@
-"""Work on several threads, and on workers on other machines; progress that is reported of it.
+"""Work on several threads, and on workers on other machines, with progress.
 
-A worker on another machine sees the same files under the same absolute paths, or it is an error: a file that
-only the worker can't see has not vanished, and another file under the same path is no answer.
+A worker on another machine has to see the same files under the same absolute paths, or it fails. A file that
+only the worker can't see hasn't vanished, and another file under the same path would give wrong results.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ Advance = Callable[[int], None]
 
 
 Progress = Callable[[str, int | None], AbstractContextManager[Advance]]
-"""Told what is read now and how many bytes that takes; gives back what is told of each part.
+"""``progress(label, total_bytes)`` returns a context with a callback that takes the bytes done.
 
-None instead of the bytes: a directory is searched, and the parts are numbers of what was looked at."""
+None instead of a total: a directory is searched, and the callback takes numbers of entries."""
 
 
 def no_advance(nbytes: int) -> None:
-    """Take no notice of the bytes done."""
+    """Ignore the bytes done."""
 
 
 def no_progress(what: str, total: int | None) -> AbstractContextManager[Advance]:
-    """Return a progress that is not shown."""
+    """Return a progress that isn't shown."""
     return nullcontext(no_advance)
 
 
 def default_jobs() -> int:
     """Return the number of processors that this process may use."""
+    # A batch system may confine a process to a few of the machine's processors.
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -55,24 +56,24 @@ class Stopped(Exception):
 
 
 class TaskReturned(Exception):
-    """A worker is lost, its child process above all; another worker is to do the task."""
+    """A worker was lost, such as its child process; another worker is to do the task."""
 
 
 Work = Callable[[T], object]
 """Does one task."""
 Worker = Callable[[], AbstractContextManager[Work[T]]]
-"""Makes what one thread needs for its tasks, buffers or a child process, and frees it afterwards."""
+"""Context of one thread, with the resources for its tasks: buffers, or a child process."""
 
 
 class Pool(Generic[T]):
-    """Threads that share tasks, which may still come while others are done.
+    """Threads that share tasks, which may be added while others are done.
 
-    The first exception in one of them, Ctrl-C above all, stops the others as soon as they take another task
-    or call ``check``. It comes out of whatever waits for the pool. Used as a context, a pool leaves no thread
-    behind.
+    The first exception in one of them, such as Ctrl-C, stops the others as soon as they take another task or
+    call ``check``. It is raised by the calls that wait for the pool. At the end of its context, a pool has no
+    running threads.
 
     Args:
-        most_scarce: How many of the scarce tasks may be under way at once; see ``add``.
+        most_scarce: Number of scarce tasks that may be done at once; see ``add``.
     """
 
     def __init__(self, most_scarce: int = 0) -> None:
@@ -94,7 +95,9 @@ class Pool(Generic[T]):
         self.close()
 
     def add(self, task: T, *, is_scarce: bool = False) -> None:
-        """Have a task done by some thread; tasks are begun in their order, the scarce ones first."""
+        """Add a task; tasks are begun in order, the scarce ones first."""
+        # Threads are started one by one with the first tasks, so that a few tasks don't start many. A scarce
+        # task that has to wait for room starts none.
         with self._changed:
             (self._scarce if is_scarce else self._tasks).append(task)
             self._changed.notify()
@@ -103,17 +106,19 @@ class Pool(Generic[T]):
             self.start(worker)
 
     def recruit(self, workers: Iterable[Worker[T]]) -> None:
-        """Have a thread started for each of some workers, one with each of the next tasks."""
+        """Set the workers of threads that ``add`` starts, one with each task."""
         self._workers = iter(workers)
 
     def start(self, worker: Worker[T]) -> None:
-        """Start a thread that takes tasks until no more can come."""
+        """Start a thread that takes tasks until all are done."""
         thread = threading.Thread(target=self._take_tasks, args=(worker,), daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def work(self, worker: Worker[T]) -> None:
         """Take tasks in this thread, too, until all are done; no more may be added."""
+        # A worker that is lost returns its task, maybe after all other threads have ended. So this thread
+        # looks for tasks once more.
         with self._changed:
             self._is_complete = True
             self._changed.notify_all()
@@ -121,11 +126,11 @@ class Pool(Generic[T]):
         for thread in self._threads:
             thread.join()
         self._raise_error()
-        self._take_tasks(worker)  # what a lost worker has returned
+        self._take_tasks(worker)
         self._raise_error()
 
     def settle(self) -> None:
-        """Wait until all that was added is done; after an error, until all that was begun is."""
+        """Wait until all tasks are done; after an error, only until those that were begun are."""
         with self._changed:
             self._changed.wait_for(
                 lambda: not self._busy and (self._error or not (self._tasks or self._scarce))
@@ -138,13 +143,13 @@ class Pool(Generic[T]):
             raise Stopped
 
     def stop(self) -> None:
-        """Have all threads end as soon as they can, whatever is left to do."""
+        """Make all threads end as soon as they can, even if tasks remain."""
         with self._changed:
             self.is_stopped = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop, and wait for the threads."""
+        """Stop the threads, and wait for them."""
         self.stop()
         for thread in self._threads:
             if thread.ident is not None:  # Ctrl-C may come before it is started
@@ -178,7 +183,7 @@ class Pool(Generic[T]):
             if isinstance(error, TaskReturned):
                 (self._scarce if is_scarce else self._tasks).appendleft(task)
             elif error is not None and not isinstance(error, Stopped):
-                self._fail(error)  # at once: whoever waits until nobody is busy has to see it
+                self._fail(error)  # before the notification: ``settle`` must see the error
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
@@ -188,7 +193,7 @@ class Pool(Generic[T]):
             self._changed.notify_all()
 
     def _next_task(self) -> tuple[T, bool] | None:
-        """Return a task, and whether it is a scarce one; None if there is nothing more to do."""
+        """Return a task, and whether it is a scarce one; None if no task can come any more."""
         with self._changed:
             self._changed.wait_for(lambda: self.is_stopped or self._has_task() or self._is_complete)
             if self.is_stopped or not self._has_task():
@@ -204,7 +209,7 @@ class Pool(Generic[T]):
 
 
 def worker_of(work: Work[T]) -> Worker[T]:
-    """Return a worker that needs nothing of its own."""
+    """Return a worker without resources."""
     return lambda: nullcontext(work)
 
 
@@ -227,9 +232,9 @@ def in_order(
     """Return a function's results for items, in order.
 
     Args:
-        function: Told an item, and what to call now and then: it ends the work that nobody waits for.
-        items: May be made while the first of them are worked on.
-        jobs: How many threads work at once, this one among them.
+        function: Takes an item, and a function to call from time to time; that raises to stop the work.
+        items: Items; they may be generated while the first of them are worked on.
+        jobs: Number of threads, including this one.
     """
     results: dict[int, R] = {}
 
@@ -251,7 +256,7 @@ def submitted(
 ) -> Generator[Future[R], None, None]:
     """Submit a function for items to an executor; yield the futures in order, and cancel the rest at the end.
 
-    One that takes no more tasks, such as a pool of processes that has lost one, gives futures that failed.
+    If an executor takes no more tasks, such as a pool of processes that has lost one, futures have failed.
     """
     futures: deque[Future[R]] = deque()
     try:
@@ -277,7 +282,7 @@ def _submit(executor: Executor, function: Callable[[T], R], item: T) -> Future[R
 
 
 def batches(items: Iterable[T], nbytes_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield items in their order, small ones together: to hand over a task takes some microseconds."""
+    """Yield items in order, small ones in one list, since each task takes some microseconds."""
     batch: list[T] = []
     nbytes = 0
     for item in items:
@@ -291,12 +296,12 @@ def batches(items: Iterable[T], nbytes_of: Callable[[T], int]) -> Iterator[list[
 
 
 def path_everywhere(path: str) -> str:
-    """Return a path that means the same on all machines; a URL does, as it is."""
+    """Return a path that is valid on all machines: an absolute path, or a URL as it is."""
     return path if fs.isabs(path) else fs.abspath(path)
 
 
 def answer_of(future: Future[R], path: str) -> R | CheckpointError:
-    """Return a worker's answer; if the worker is lost or fails, an error of the path that it works on.
+    """Return a worker's answer; if the worker was lost or failed, an error of the path that it works on.
 
     Raises:
         CheckpointError: The task itself raised it.
@@ -312,7 +317,7 @@ def answer_of(future: Future[R], path: str) -> R | CheckpointError:
 
 
 def not_visible(path: str, name: str) -> NotFound:
-    """Return the error of a worker, as which this runs, that doesn't see a file of a checkpoint."""
+    """Return the error if this worker doesn't see a file of a checkpoint."""
     import platform
 
     here = f"{name} is not there on the worker {platform.node()}"
@@ -320,7 +325,7 @@ def not_visible(path: str, name: str) -> NotFound:
 
 
 def not_the_same(path: str, where: str = "") -> CheckpointError:
-    """Return the error of a checkpoint that has other files on a worker, or is changing."""
+    """Return the error of a checkpoint that has other files on a worker, or is being changed."""
     import platform
 
     found = f"files of other sizes on the worker {where or platform.node()}"
