@@ -44,7 +44,7 @@ class Retention:
         config: The configuration that was read; None without one.
         unread_config: A configuration with ``[retention]`` that isn't read, since the command line has a
             directory or a rule.
-        is_narrowed: Whether the command line's directory replaces those of the configuration.
+        directory_overrides_config: Whether the command line's directory replaces those of the configuration.
         policies: Policy of each series; None without a rule.
         paths: Directories as seen from the current one; empty for the current one.
         request: Attributes of a ``PruneRequest``.
@@ -54,7 +54,7 @@ class Retention:
 
     config: str | None = None
     unread_config: str | None = None
-    is_narrowed: bool = False
+    directory_overrides_config: bool = False
     policies: Policies | None = None
     rules: Mapping[str, Any] = group(Policy)
     paths: tuple[str, ...] = paths_key("Directories to prune, relative to this file.")
@@ -185,7 +185,7 @@ def retention_for(
         trash=given.get("trash", base.trash) or request.get("failed") == "remove",
         yes=given.get("yes", base.yes),
         older_than=older_than,
-        is_narrowed=found is not None and bool(directories),
+        directory_overrides_config=found is not None and bool(directories),
         unread_config=_unread_config() if finds_unread and config is None and found is None else None,
     )
 
@@ -236,7 +236,7 @@ def unmatched_rules(retention: Retention, requests: Sequence[PruneRequest]) -> l
     problems = []
     for rule in retention.policies.unmatched(tuple(groups)):
         place = _fixed_directory(rule, base)
-        is_elsewhere = retention.is_narrowed and not any(
+        is_elsewhere = retention.directory_overrides_config and not any(
             _is_within(place, fs.realpath(request.directory)) for request in requests
         )
         is_unseen = any(_is_within(place, one) or _is_within(one, place) for one in unseen)

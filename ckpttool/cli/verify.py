@@ -124,8 +124,8 @@ def _report(outcome: VerifyOutcome, wanted: Reports, shown: VerifyCommand) -> in
     unread = outcome.unread if outcome.strict else {}
     failures = [*outcome.failures, *(NotACheckpoint(path, why) for path, why in unread.items())]
     write_reports(wanted, outcome.verifications, failures, outcome.seconds, strict=outcome.strict)
-    is_owed = bool(outcome.verifications) or not outcome.failures or outcome.share is not None
-    if not (shown.json and shown.quiet) and is_owed and not wanted.takes_stdout:
+    has_verdicts = bool(outcome.verifications) or not outcome.failures or outcome.share is not None
+    if not (shown.json and shown.quiet) and has_verdicts and not wanted.takes_stdout:
         _print_verdicts(outcome, shown)
     if outcome.failures or any(one.failed for one in outcome.sealed.values()):
         return COULD_NOT

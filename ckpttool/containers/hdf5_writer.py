@@ -45,7 +45,7 @@ _NATIVE = frozenset(
     )
 )
 _OPAQUE = frozenset(dtype.name for dtype in BY_NAME.values() if dtype.bits in (8, 16, 32)) - _NATIVE
-HELD = _NATIVE | _OPAQUE
+WRITABLE_TYPES = _NATIVE | _OPAQUE
 """Names of the element types that can be written and recognised again."""
 
 
@@ -147,7 +147,7 @@ class _Memory(io.RawIOBase):
         return bytes(found)
 
 
-class Drawing:
+class FileStructure:
     """Structure of a file, with the offsets of its elements.
 
     Attributes:
@@ -214,7 +214,7 @@ class _WrittenPieces(Written):
         return total
 
 
-def draw(plan: Plan) -> Drawing:
+def build_structure(plan: Plan) -> FileStructure:
     """Return the structure of a file with the planned content."""
     import h5py
 
@@ -229,7 +229,7 @@ def draw(plan: Plan) -> Drawing:
     with h5py.File(handle) as file:
         elements = _FileBuilder(h5py, file).add(plan)
         file.flush()
-    return Drawing(memory, sorted(elements, key=lambda element: element[0]))
+    return FileStructure(memory, sorted(elements, key=lambda element: element[0]))
 
 
 class _FileBuilder:

@@ -19,7 +19,7 @@ _LENGTH_DIGITS = len(str((1 << 64) - 1))
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-class Doubled(dict[str, Any]):
+class DuplicateKeyObject(dict[str, Any]):
     """A JSON object with a duplicate key, ``key``, which has the last value."""
 
     key: str
@@ -34,13 +34,13 @@ class Doubled(dict[str, Any]):
         return DamagedCheckpoint(path, self.problem, where=where, code="duplicate-key")
 
 
-_CONTAINERS = frozenset({dict, list, Doubled})
+_CONTAINERS = frozenset({dict, list, DuplicateKeyObject})
 
 
 def parse_json(
     path: str, data: bytes, what: str, *, constants: bool = False, surrogates: bool = False
 ) -> Any:
-    """Return the value of a JSON text in UTF-8; an object with a duplicate key is a ``Doubled``.
+    """Return the value of a JSON text in UTF-8; an object with a duplicate key is a ``DuplicateKeyObject``.
 
     Args:
         path: The file, for errors.
@@ -88,7 +88,7 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) == len(pairs):
         return members
-    doubled, seen = Doubled(members), set[str]()
+    doubled, seen = DuplicateKeyObject(members), set[str]()
     doubled.key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
     return doubled
 

@@ -430,7 +430,7 @@ def directory_entry(path: str, data: bytes, at: int, findings: list[Finding]) ->
         raise DamagedCheckpoint(path, found, where=name, code="zip-directory")
     findings += entry_findings(member, attributes, extra)
     wide = [content for kind, content in extra_fields(extra) or () if kind == ZIP64_EXTRA] if extra else []
-    if wide and not states_the_same(member, wide, size, stored):
+    if wide and not zip64_field_agrees(member, wide, size, stored):
         findings.append(error("zip-headers-disagree", "the directory's ZIP64 field has other sizes", name))
     return member, end
 
@@ -619,12 +619,12 @@ def _header_differences(
     if any(kind == _PADDING_EXTRA and content.strip(b"Z") for kind, content in fields):
         found.append("the padding before the record is not padding")
     wide = [content for kind, content in fields if kind == ZIP64_EXTRA]
-    if (wide or SATURATED32 in (size, stored)) and not states_the_same(member, wide, size, stored):
+    if (wide or SATURATED32 in (size, stored)) and not zip64_field_agrees(member, wide, size, stored):
         found.append("the local header's ZIP64 field has other sizes")
     return found
 
 
-def states_the_same(member: Member, wide: list[bytes], size: int, stored: int) -> bool:
+def zip64_field_agrees(member: Member, wide: list[bytes], size: int, stored: int) -> bool:
     """Return whether a ZIP64 field agrees with the member's sizes and offset."""
     # The field has both sizes, or only the saturated ones; miniz adds the offset of the record. A number that
     # wasn't known when the field was written is 0, and in the data descriptor.

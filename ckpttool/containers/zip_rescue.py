@@ -73,7 +73,7 @@ _TRIED_A_BYTE, _TRIED_IN_ALL, _MIN_TRIED, _TRIAL = 8, 1 << 26, 1 << 14, 1 << 10
 """Limits on bytes read: per stored byte, shared by all records, and the least share; the cost of a trial."""
 
 
-class _Claim(NamedTuple):
+class _StatedSizes(NamedTuple):
     """Stated checksum and sizes of a record."""
 
     crc32: int
@@ -114,12 +114,14 @@ class _Search:
         self._locals: list[Member] = []
         self._entries: list[tuple[int, Member]] = []
         self._ends: list[tuple[int, int]] = []  # offsets of end records, with their number of entries
-        self._next_to: dict[int, int] = {}  # end of each entry of a directory by its offset
+        self._entry_ends: dict[int, int] = {}  # end of each entry of a directory by its offset
         self._is_whole = False  # whether ``_entries`` are one complete directory
         self._headers: list[int] = []  # offsets of local headers according to the directory
         self._marks: list[int] = []  # offsets of local headers and entries
-        self._claims_at: dict[int, list[_Claim]] = defaultdict(list)  # descriptors, by start of the content
-        self._places_of: dict[_Claim, list[int]] = defaultdict(list)
+        self._claims_at: dict[int, list[_StatedSizes]] = defaultdict(
+            list
+        )  # descriptors, by start of the content
+        self._places_of: dict[_StatedSizes, list[int]] = defaultdict(list)
         self._taken: list[tuple[int, int]] = []  # ranges that neither overlap nor touch, in order
         self._found: dict[str, Member] = {}
         self._lost: dict[str, LostRecord] = {}
@@ -142,10 +144,10 @@ class _Search:
         claims = [*self._places_of, *(_claim(one) for _, one in self._entries), *map(_claim, self._locals)]
         self._is_summed = any(one.crc32 for one in claims) or not any(one.size for one in claims)
         self._set_budget(claims)
-        self._leave_content()
+        self._drop_nested_zips()
         self._headers = sorted(one.header for _, one in self._entries)
 
-    def _leave_content(self) -> None:
+    def _drop_nested_zips(self) -> None:
         """Remove the descriptions of records of zips inside this one."""
         # If the directory at the end of the file is complete, all other entries are of zips inside. And the
         # descriptions inside a record whose bytes have their checksum are its content.
@@ -182,9 +184,9 @@ class _Search:
         first_end = next((at for at, _ in self._ends if at > own[-1][0]), -1)
         following = [*(at for at, _ in own[1:]), first_end]
         is_whole = end + END.size + comment == self._source.size
-        return own if is_whole and [self._next_to[at] for at, _ in own] == following else []
+        return own if is_whole and [self._entry_ends[at] for at, _ in own] == following else []
 
-    def _set_budget(self, claims: Collection[_Claim]) -> None:
+    def _set_budget(self, claims: Collection[_StatedSizes]) -> None:
         """Set the limit on bytes read for all records together, enough for records that don't overlap."""
         expanded = sum(one.size for one in {*claims} if one.size > one.stored)
         most = self._source.size * MAX_EXPANSION
@@ -232,7 +234,7 @@ class _Search:
         with suppress(DamagedCheckpoint, Unsupported):
             entry, length = directory_entry(self._source.path, data, 0, [])
             if entry.name:
-                self._next_to[at] = at + length
+                self._entry_ends[at] = at + length
                 self._entries.append((at, entry))
                 self._marks.append(at)
 
@@ -240,7 +242,7 @@ class _Search:
         data = self._source.read(at, min(4 + DESCRIPTOR64.size, self._source.size - at))
         for form in (DESCRIPTOR, DESCRIPTOR64):
             if 4 + form.size <= len(data):
-                claim = _Claim(*form.unpack_from(data, 4))
+                claim = _StatedSizes(*form.unpack_from(data, 4))
                 if 0 < claim.stored <= at - LOCAL.size and claim.size:
                     self._claims_at[at - claim.stored].append(claim)
                     self._places_of[claim].append(at - claim.stored)
@@ -348,7 +350,7 @@ class _Search:
         # value to which the budget may fall; the same place is never tried twice.
         allowed = _TRIED_A_BYTE * record.stored + record.size + self._free_bytes
         limit = max(self._budget - allowed, 0)
-        tried: set[tuple[int, _Claim]] = set()
+        tried: set[tuple[int, _StatedSizes]] = set()
         first = None
         for place, local in places:
             if self._budget <= limit:
@@ -389,7 +391,7 @@ class _Search:
         at = bisect_right(self._headers, entry.header)
         return self._headers[at : at + 1]
 
-    def _claims_of(self, local: Member) -> Iterator[_Claim]:
+    def _claims_of(self, local: Member) -> Iterator[_StatedSizes]:
         """Yield the claims of data descriptors after a local header's record, and of the header itself."""
         yield from self._claims_at.get(local.payload, ())[:_MAX_PLACES]
         yield _claim(local)
@@ -501,11 +503,11 @@ class _Search:
         return crc
 
 
-def _claim(member: Member) -> _Claim:
-    return _Claim(member.crc32, member.stored, member.size)
+def _claim(member: Member) -> _StatedSizes:
+    return _StatedSizes(member.crc32, member.stored, member.size)
 
 
-def _member(named: Member, claim: _Claim, header: int, payload: int) -> Member:
+def _member(named: Member, claim: _StatedSizes, header: int, payload: int) -> Member:
     """Return a record with the name of ``named``, and a claim's checksum and sizes, at these offsets."""
     method = STORED if claim.stored == claim.size and named.method not in (STORED, DEFLATED) else named.method
     return named._replace(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
-from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.jsontext import DuplicateKeyObject, parse_json
 from ckpttool.core.checkpoint import EARLIER_STEP, Checkpoint, FileEntry, Producer, TrainingState
 from ckpttool.core.errors import DamagedCheckpoint, NotACheckpoint, require_at_most
 from ckpttool.core.report import warning
@@ -165,7 +165,7 @@ def _read_json(directory: str, name: str, what: str) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         found = f"the {what} has type {type(parsed).__name__}"
         raise DamagedCheckpoint(path, found, expected="an object", code=f"{what}-not-object")
-    if isinstance(parsed, Doubled):
+    if isinstance(parsed, DuplicateKeyObject):
         raise parsed.error(path)
     return parsed
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.jsontext import DuplicateKeyObject, parse_json
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import (
     CheckpointError,
@@ -89,7 +89,7 @@ def read_weight_map(path: str) -> tuple[Mapping[str, Any], Mapping[str, Any], tu
     if not isinstance(weight_map, dict) or not isinstance(metadata, dict | None):
         found = "an index without a weight_map from names to files"
         raise DamagedCheckpoint(path, found, code="index-malformed")
-    doubled = (part for part in (index, weight_map, metadata) if isinstance(part, Doubled))
+    doubled = (part for part in (index, weight_map, metadata) if isinstance(part, DuplicateKeyObject))
     name = os.path.basename(path)
     findings = tuple(error("duplicate-key", part.problem, name) for part in doubled)
     return weight_map, metadata or {}, findings

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from isal import isal_zlib
 
-from ckpttool.containers.jsontext import MAX_VALUES, Doubled, parse_json
+from ckpttool.containers.jsontext import MAX_VALUES, DuplicateKeyObject, parse_json
 from ckpttool.containers.zip_reader import Archive, Member
 from ckpttool.core.checkpoint import Checkpoint, TrainingState
 from ckpttool.core.errors import CheckpointError, LimitExceeded
@@ -201,7 +201,9 @@ def _tensors_of_document(entries: object, stored: Mapping[str, Tensor]) -> tuple
     # Every stored tensor with values must be in the document.
     if type(entries) is not dict:
         raise ValueError(
-            "the tensors are no dictionary" if not isinstance(entries, Doubled) else "a tensor twice"
+            "the tensors are no dictionary"
+            if not isinstance(entries, DuplicateKeyObject)
+            else "a tensor twice"
         )
     described: dict[str, Tensor] = {}
     owners: dict[str, str] = {}

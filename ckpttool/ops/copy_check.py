@@ -22,7 +22,7 @@ from ckpttool.core.errors import CheckpointError, NotFound, from_os_error
 from ckpttool.core.report import Finding, error
 from ckpttool.core.text import counted
 from ckpttool.ops.digests import Wanted, compare_sums, shown_digits, stored_checksums, sums_of_files
-from ckpttool.ops.manifest import base_of, stated_sums
+from ckpttool.ops.manifest import base_of, recorded_checksums
 from ckpttool.storage import fs
 from ckpttool.storage.checksums import (
     BLOCK_BYTES,
@@ -102,8 +102,8 @@ def compare_with_copy(
     pairs = {part: place.of(part) for part in parts}
     for directory in dict.fromkeys(map(fs.dirname, [place.of(base_of(checkpoint)), *pairs.values()])):
         fs.place_of(directory).prefetch_listing(directory)
-    stated = stated_sums(checkpoint.path, base_of(checkpoint), parts)
-    stated |= stated_sums(place.path, place.of(base_of(checkpoint)), list(pairs.values()))
+    stated = recorded_checksums(checkpoint.path, base_of(checkpoint), parts)
+    stated |= recorded_checksums(place.path, place.of(base_of(checkpoint)), list(pairs.values()))
     return compare_files(pairs, stated, jobs, advance, reads_objects=reads_objects)
 
 
@@ -268,7 +268,7 @@ class _Pair:
         self._paths = path, copy
         self._stored = [stored.get(one, StoredChecksums()) for one in self._paths]
         self._stated = [
-            _believed(one, stated.get(one, FileSums(None)), kept)
+            _confirmed_sums(one, stated.get(one, FileSums(None)), kept)
             for one, kept in zip(self._paths, self._stored, strict=True)
         ]
 
@@ -355,7 +355,7 @@ class _Pair:
         return FileComparison(*self._paths, difference=difference)
 
 
-def _believed(path: str, stated: FileSums, stored: StoredChecksums) -> FileSums:
+def _confirmed_sums(path: str, stated: FileSums, stored: StoredChecksums) -> FileSums:
     """Return the stated checksums of a file; of an object only those that agree with the store's."""
     algorithm, difference = compare_sums(stated, stored)
     is_borne_out = algorithm is not None and difference is None

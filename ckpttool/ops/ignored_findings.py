@@ -14,7 +14,7 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Reach, option
 from ckpttool.core.report import Finding, Severity
 from ckpttool.core.text import counted
-from ckpttool.ops.verdict import OWED, VALUES_NOT_READ, Check, Status, Verification, fatal
+from ckpttool.ops.verdict import INCONCLUSIVE, VALUES_NOT_READ, Check, Status, Verification, fatal
 
 
 def _not_blank(text: str) -> str:
@@ -109,7 +109,7 @@ def _refusal(finding: Finding, verification: Verification) -> str | None:
     """Return why a finding may not be ignored, or None."""
     if finding.check == "safety" and finding.severity is Severity.ERROR:
         return "loading the file would run code that is known to be dangerous"
-    if finding.code in OWED:
+    if finding.code in INCONCLUSIVE:
         return "it says that what was asked for was not done"
     if finding.check == "load" and finding.severity is Severity.ERROR:
         return "the model could not be loaded, so it was not run"

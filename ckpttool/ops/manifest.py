@@ -151,7 +151,7 @@ def compare_manifests(
     return findings, compared, {stated[path].name: why for path, why in unread.items()}
 
 
-def stated_sums(path: str, base: str, parts: Sequence[str]) -> dict[str, FileSums]:
+def recorded_checksums(path: str, base: str, parts: Sequence[str]) -> dict[str, FileSums]:
     """Return the checksums of a checkpoint's files in manifests and caches, by path.
 
     On this machine, a manifest that is older than a file is ignored: it was written for an earlier version.

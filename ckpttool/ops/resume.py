@@ -89,7 +89,7 @@ def keys_in(metadata: Mapping[str, object]) -> Iterator[Key]:
             )
 
 
-def held_parts(keys: Iterable[Key], tensors: Iterable[Tensor]) -> set[str]:
+def found_parts(keys: Iterable[Key], tensors: Iterable[Tensor]) -> set[str]:
     """Return the parts of the training's state that exist; no value of a tensor is read."""
     states = [key for key in keys if not key.is_setting]
     held = {
@@ -300,7 +300,7 @@ def resume_verdict(checkpoint: Checkpoint) -> ResumeVerdict:
     if not any(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors):
         return ResumeVerdict(ResumeLevel.NONE, missing=("weights",))
     keys = list(keys_in({} if checkpoint.derives_metadata else checkpoint.metadata))
-    held = held_parts(keys, checkpoint.tensors)
+    held = found_parts(keys, checkpoint.tensors)
     lacking = _lacking_optimizer(checkpoint, keys)
     if lacking != _OPTIMIZER:
         held.add(_OPTIMIZER)

@@ -78,7 +78,7 @@ SAMPLED_OUT = "sampled out"
 VALUES_NOT_READ = "values-not-read"
 """Finding for values that could not be read; the check doesn't pass even if the user accepts the finding."""
 COPY_UNPROVEN = "copy-unproven"
-OWED = (NOTHING_CHECKED, NOT_PREDICTED, COPY_UNPROVEN)
+INCONCLUSIVE = (NOTHING_CHECKED, NOT_PREDICTED, COPY_UNPROVEN)
 """Findings for requested checks that could not be done."""
 _SALVAGED_FROM = ("structure", "checksum")
 """Checks whose faults ``salvage`` may work around."""
@@ -174,14 +174,14 @@ class Verification(Result):
     @property
     def is_valid(self) -> bool:
         """Return whether all requested checks were done and passed; safety has a verdict of its own."""
-        return not self.is_owed and all(
+        return not self.is_inconclusive and all(
             check.status is not Status.FAILED for check in self.checks if check.name != "safety"
         )
 
     @property
-    def is_owed(self) -> bool:
+    def is_inconclusive(self) -> bool:
         """Return whether a requested check could not be done."""
-        return any(finding.code in OWED and finding.ignored is None for finding in self.findings)
+        return any(finding.code in INCONCLUSIVE and finding.ignored is None for finding in self.findings)
 
     @property
     def is_damaged(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.jsontext import DuplicateKeyObject, parse_json
 from ckpttool.containers.protobuf import FIXED32, fields, varint
 from ckpttool.containers.tfrecord import records
 from ckpttool.core.errors import (
@@ -323,7 +323,7 @@ def _json_object(path: str, data: bytes, line: int) -> dict[str, Any]:
         raise type(failure)(path, failure.found, expected=failure.expected, where=where) from failure
     if not isinstance(record, dict):
         raise DamagedCheckpoint(path, f"a {type(record).__name__}", expected="an object", where=where)
-    if isinstance(record, Doubled):
+    if isinstance(record, DuplicateKeyObject):
         raise DamagedCheckpoint(path, f"{record.key!r:.60} stands twice", where=where)
     return record
 

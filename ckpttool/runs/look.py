@@ -72,7 +72,7 @@ def needed_paths(
     return tuple(dict.fromkeys((*shared, *foreign, *links)))
 
 
-def places_on_the_way(path: str, snapshot: Snapshot) -> Iterator[str]:
+def resolved_links(path: str, snapshot: Snapshot) -> Iterator[str]:
     """Yield each symlink on the way of a path, and its target at last, all with resolved directories."""
     if not fs.place_of(path).has_links:
         yield fs.normpath(path)
@@ -113,22 +113,22 @@ def all_places(paths: Iterable[str], snapshot: Snapshot) -> set[str]:
     for path in paths:
         above, name = os.path.split(path)
         if above not in real:
-            *links, real[above] = places_on_the_way(above or os.curdir, snapshot)
+            *links, real[above] = resolved_links(above or os.curdir, snapshot)
             places.update(links)
         place = os.path.join(real[above], name)
-        places.update(places_on_the_way(place, snapshot) if snapshot.islink(place) else (place,))
+        places.update(resolved_links(place, snapshot) if snapshot.islink(place) else (place,))
     return places
 
 
-def named_above(
+def listed_by_indexes_above(
     root: str, snapshot: Snapshot, on_error: Callable[[CheckpointError], object]
 ) -> dict[str, str]:
     """Return the places below a directory that indexes above it list, with the index."""
     named = names_indexed_above(root, on_error)
-    return {place: index for path, index in named.items() for place in places_on_the_way(path, snapshot)}
+    return {place: index for path, index in named.items() for place in resolved_links(path, snapshot)}
 
 
-def named_beside(directory: str, real: str, going: Collection[str]) -> dict[str, str]:
+def listed_by_indexes_in(directory: str, real: str, going: Collection[str]) -> dict[str, str]:
     """Return the places that indexes in a directory list now, with the index.
 
     Args:
@@ -145,7 +145,7 @@ def named_beside(directory: str, real: str, going: Collection[str]) -> dict[str,
     return {os.path.join(real, name): unit.path for unit in staying for name in (*unit.members, *unit.shared)}
 
 
-def who_needs(real: str, contents: Contents, needed: Mapping[str, str]) -> str | None:
+def needing_path(real: str, contents: Contents, needed: Mapping[str, str]) -> str | None:
     """Return the path that needs a file of a checkpoint, or None; ``real`` is its directory's real path."""
     for path in (*(file.path for file in contents.files), *contents.directories):
         if (who := needed.get(os.path.join(real, path))) is not None:

@@ -169,14 +169,14 @@ def order_entries(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str
     decided = decision(known)
     warnings = list(decided.warnings)
     ordered = sorted_by(known, decided.criteria)
-    if not _are_told_apart(known, positions(known, decided.criteria)):
+    if not _are_distinct(known, positions(known, decided.criteria)):
         warnings.append("no number tells all checkpoints apart; the files' own times decide")
     elif sound and (contradiction := _contradiction(ordered)):
         warnings.append(contradiction)
     return tuple(_insert_unsound(ordered, unsound) if unsound else ordered), warnings
 
 
-def _are_told_apart(entries: Sequence[Entry], places: Sequence[tuple[Any, ...]]) -> bool:
+def _are_distinct(entries: Sequence[Entry], places: Sequence[tuple[Any, ...]]) -> bool:
     """Return whether positions distinguish all saves; two names of one file are one save."""
     # ``last.ckpt`` next to ``epoch=3.ckpt`` has the position of its copy: names that blank differently, of
     # files of one size, are taken for one save.
@@ -196,7 +196,7 @@ def _are_told_apart(entries: Sequence[Entry], places: Sequence[tuple[Any, ...]])
 
 def has_order(entries: Sequence[Entry]) -> bool:
     """Return whether counts or recorded times order checkpoints, not just files' times."""
-    return bool(had_by_all(entries))
+    return bool(criteria_known_for_all(entries))
 
 
 def order_by_numbers(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
@@ -204,7 +204,7 @@ def order_by_numbers(entries: Sequence[Entry]) -> tuple[Entry, ...] | None:
 
     None if one isn't sound, or if two have the same epoch, step and number.
     """
-    counts = set(positions(entries, had_by_all(entries, COUNTS)))
+    counts = set(positions(entries, criteria_known_for_all(entries, COUNTS)))
     if len(counts) < len(entries) or not all(entry.is_sound for entry in entries):
         return None
     return order_entries(entries)[0]
@@ -274,7 +274,7 @@ def decision(entries: Sequence[Entry]) -> Decision:
     #   before;
     # - names against counts inside: if the times support the names, or if the counts inside restart while
     #   those in names go on, and the times don't support the counts inside.
-    usual = criteria = had_by_all(entries)
+    usual = criteria = criteria_known_for_all(entries)
     warnings = []
     counts = _disagreeing_counts(entries)
     if counts is not None:
@@ -297,7 +297,7 @@ def decision(entries: Sequence[Entry]) -> Decision:
 
 def _disagreeing_counts(entries: Sequence[Entry]) -> tuple[Criterion, Criterion] | None:
     """Return the counts of epochs and steps if they give different orders: one was reset."""
-    epochs, steps = (next(iter(had_by_all(entries, kind)), None) for kind in (_EPOCHS, _STEPS))
+    epochs, steps = (next(iter(criteria_known_for_all(entries, kind)), None) for kind in (_EPOCHS, _STEPS))
     if epochs is None or steps is None:
         return None
     pairs = [(epochs(entry), steps(entry)) for entry in entries]
@@ -316,7 +316,7 @@ def _contradicting_names(entries: Sequence[Entry], criteria: Sequence[Criterion]
     """Return the counts in names, if they are all different and contradict the order inside."""
     # Numbers of different names (``model_3``, ``best_1``) count different things, and a number counts saves
     # only after a word such as ``model``.
-    named = had_by_all(entries, _NAMED)
+    named = criteria_known_for_all(entries, _NAMED)
     if not named or not any(criterion in _INSIDE for criterion in criteria):
         return []
     has_one_name = len({entry.fields.blank for entry in entries}) == 1
@@ -332,7 +332,7 @@ def _begins_again(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
     """Return whether counts inside restart while those in names continue."""
     # By names, the difference of both counts grows at each restart and never shrinks. Names may count from 0
     # and the trainer from 1, hence -1 at first.
-    inside = had_by_all(entries, _INSIDE)
+    inside = criteria_known_for_all(entries, _INSIDE)
     if len(set(positions(entries, inside))) < len(entries):
         return True
     count = named[0]
@@ -367,7 +367,9 @@ def is_flat(entries: Sequence[Entry]) -> bool:
     return max(times) - min(times) <= CONTRADICTION_SECONDS * 10**9
 
 
-def had_by_all(entries: Sequence[Entry], criteria: Sequence[Criterion] = CRITERIA) -> list[Criterion]:
+def criteria_known_for_all(
+    entries: Sequence[Entry], criteria: Sequence[Criterion] = CRITERIA
+) -> list[Criterion]:
     """Return the criteria whose value is known for all checkpoints."""
     return [criterion for criterion in criteria if all(criterion(entry) is not None for entry in entries)]
 
@@ -386,7 +388,7 @@ def sorted_by(entries: Sequence[Entry], criteria: Sequence[Criterion]) -> list[E
     return sorted(entries, key=position)
 
 
-def newest_otherwise(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
+def newest_by_other_counts(entries: Sequence[Entry]) -> Iterator[tuple[Entry, str]]:
     """Yield the newest checkpoints by counts that didn't decide, with the count's name."""
     decided = decision(entries)
     others: list[tuple[Sequence[Criterion], str]] = []
@@ -408,7 +410,7 @@ def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
     if not is_flat(entries):
         newest.append(max(entries, key=lambda entry: entry.modified_ns))
     sound = [entry for entry in entries if entry.is_sound]
-    newest += [entry for entry, _ in newest_otherwise(sound)] if sound else []
+    newest += [entry for entry, _ in newest_by_other_counts(sound)] if sound else []
     return list({entry.path: entry for entry in newest}.values())
 
 
@@ -448,7 +450,11 @@ def newest_first(
 
 def _newest_of_run(entries: Sequence[Entry]) -> Entry:
     """Return the newest among the last checkpoints of a run's series."""
-    return entries[0] if len(entries) == 1 else sorted_by(entries, had_by_all(entries, _OF_RUN) or _TIME)[-1]
+    return (
+        entries[0]
+        if len(entries) == 1
+        else sorted_by(entries, criteria_known_for_all(entries, _OF_RUN) or _TIME)[-1]
+    )
 
 
 def tiers(groups: Iterable[Group]) -> list[list[Group]]:

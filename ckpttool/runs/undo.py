@@ -141,7 +141,7 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
             progress.take_back(records, above, is_tree=recursive)
             older = commands[number + 1 :]
             if older and not dry_run:
-                _mark_told(records)
+                _mark_reported(records)
             if progress.restored or progress.pointers:
                 break
             if older and not all(record.is_told for record in records):
@@ -244,7 +244,7 @@ class _UndoProgress:
         self.warnings += done.warnings
 
 
-def _mark_told(records: Sequence[CommandRecord]) -> None:
+def _mark_reported(records: Sequence[CommandRecord]) -> None:
     """Mark remaining records as reported, so that the next undo takes an older command."""
     for record in records:
         left = read_record(record.directory, record.state_dir, record.identity)

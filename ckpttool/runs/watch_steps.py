@@ -45,9 +45,11 @@ def rename_step(template: str, exclude: Sequence[str] = ()) -> Step:
             landed.emit("renamed", old, f"renamed to {os.path.basename(new)}", to=new)
         culprit = dict(islice(renamed.failed.items(), 1))
         problems = replace(renamed, failed=culprit).problems
-        is_owed = bool(refused or renamed.failed or renamed.stale)
+        is_pending = bool(refused or renamed.failed or renamed.stale)
         is_done = not renamed.stale  # a half-renamed directory may have dangling pointers: no pruning
-        return StepResult(is_done, problems, renamed.planned.warnings, dict(renamed.renames), is_owed=is_owed)
+        return StepResult(
+            is_done, problems, renamed.planned.warnings, dict(renamed.renames), is_pending=is_pending
+        )
 
     return step
 
@@ -96,7 +98,7 @@ def copy_step(destination: str, exclude: Sequence[str] = (), jobs: int | None = 
             if one.status is CopyStatus.COPIED:
                 words = f"copied to {one.target}"
                 landed.emit("copied", entry.path, words, to=one.target, nbytes=one.sent_bytes)
-        return StepResult(True, tuple(problems), warnings, stay=tuple(stay), is_owed=bool(problems))
+        return StepResult(True, tuple(problems), warnings, stay=tuple(stay), is_pending=bool(problems))
 
     return step
 

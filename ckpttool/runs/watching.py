@@ -88,7 +88,7 @@ class WatchEvent:
 Emit = Callable[[WatchEvent], object]
 
 
-class Ending(Exception):
+class StopRequested(Exception):
     """Raised between two actions to end the watch."""
 
 
@@ -109,7 +109,7 @@ class Landed:
         stay: Paths of checkpoints that no step may remove: an earlier step couldn't copy them.
         reader: Cache of checkpoints that were already read in full.
         emit: Reports an event; the directory is added.
-        progress: Progress of reading; raises ``Ending`` before an action begins.
+        progress: Progress of reading; raises ``StopRequested`` before an action begins.
     """
 
     root: str
@@ -135,7 +135,7 @@ class StepResult:
         is_done: Whether the next step may follow.
         renames: New paths by old ones.
         stay: Paths of checkpoints that later steps may not remove.
-        is_owed: Whether it is tried again later, though the next step may follow.
+        is_pending: Whether it is tried again later, though the next step may follow.
     """
 
     is_done: bool = True
@@ -143,7 +143,7 @@ class StepResult:
     warnings: tuple[str, ...] = ()
     renames: Mapping[str, str] = field(default_factory=dict)
     stay: tuple[str, ...] = ()
-    is_owed: bool = False
+    is_pending: bool = False
 
 
 Step = Callable[[Landed], StepResult]
@@ -215,7 +215,7 @@ class DirectoryWatch:
         self._due = float("inf")
         self._judged: dict[str, _Judged] = {}
         self._reader = FullReader(request.jobs, self._interruptible)
-        self._is_owed = True
+        self._is_pending = True
         self._problems: dict[str, Mapping[str, str]] = {}
         self._warned: set[str] = set()
         with holding(request.directory):
@@ -239,7 +239,7 @@ class DirectoryWatch:
         """Look at the directory, and run due steps; the last look reports unfinished checkpoints as failed.
 
         Raises:
-            Ending: The user has asked for it.
+            StopRequested: The user has asked for it.
         """
         with holding(self.root):
             self._look(is_last=is_last)
@@ -297,7 +297,7 @@ class DirectoryWatch:
     def _work(self, previous: Statuses, *, is_last: bool) -> None:
         surveyed = self._survey()
         now = self._clock.time()
-        landing = _landing(surveyed, now)
+        landing = _being_written(surveyed, now)
         waiting: dict[str, str] = {}
         faulty: dict[str, str] = {}
         new: list[Entry] = []
@@ -329,7 +329,7 @@ class DirectoryWatch:
                 self._tell(VERIFY, {**bad, **faulty})
         bad |= faulty
         valid = tuple(one for path, one in by_path.items() if path not in {*waiting, *bad})
-        if valid and (self._is_owed or not {one.path for one in new} <= {*waiting, *bad}):
+        if valid and (self._is_pending or not {one.path for one in new} <= {*waiting, *bad}):
             self._run_steps(valid, tuple(bad), tuple(path for path in waiting if path not in bad))
 
     def _survey(self) -> Survey:
@@ -382,9 +382,9 @@ class DirectoryWatch:
 
     def _run_steps(self, entries: tuple[Entry, ...], bad: tuple[str, ...], waiting: tuple[str, ...]) -> None:
         """Run the steps on valid checkpoints, one after the other, until one fails."""
-        # ``_is_owed`` is set until all steps are done: if one fails or raises, all run again at the next try,
+        # ``_is_pending`` is set until all steps are done: if one fails or raises, all run again next time,
         # also without new checkpoints. Steps skip what is done already.
-        self._is_owed, is_owed = True, False
+        self._is_pending, is_pending = True, False
         known = {*bad, *waiting}
         stay: tuple[str, ...] = ()
         for name, step in self._request.steps.items():
@@ -407,9 +407,9 @@ class DirectoryWatch:
             if result.renames:
                 entries = self._follow(entries, result.renames)
             stay += result.stay
-            is_owed |= result.is_owed
-        self._is_owed = is_owed
-        if is_owed:
+            is_pending |= result.is_pending
+        self._is_pending = is_pending
+        if is_pending:
             self._retry_in(RETRY_SECONDS)
 
     def _follow(self, entries: tuple[Entry, ...], renames: Mapping[str, str]) -> tuple[Entry, ...]:
@@ -445,18 +445,18 @@ class DirectoryWatch:
 
     def _require_going(self) -> None:
         if self._is_ending():
-            raise Ending
+            raise StopRequested
 
     @contextmanager
     def _begun(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Show the progress of an action that can't be interrupted; raise ``Ending`` before it."""
+        """Show the progress of an action that can't be interrupted; raise ``StopRequested`` before it."""
         self._require_going()
         with self._progress(what, total) as advance:
             yield advance
 
     @contextmanager
     def _interruptible(self, what: str, total: int | None) -> Iterator[Advance]:
-        """Show the progress of reading, which ``Ending`` may interrupt anywhere."""
+        """Show the progress of reading, which ``StopRequested`` may interrupt anywhere."""
 
         def advance(done: int) -> None:
             self._require_going()
@@ -514,7 +514,7 @@ def watch(
         once: Whether to end as soon as all checkpoints were verified.
     """
     # The second look follows soon: files that are there at the start settle at once.
-    with suppress(Ending):
+    with suppress(StopRequested):
         for seconds in chain((min(interval, MOMENTS_BETWEEN),), repeat(interval)):
             for one in watches:
                 one.look()
@@ -554,7 +554,7 @@ def _statuses(root: str) -> Statuses:
     return found
 
 
-def _landing(surveyed: Survey, now: float) -> frozenset[str]:
+def _being_written(surveyed: Survey, now: float) -> frozenset[str]:
     """Return the paths of checkpoints that temporary files in or next to them show to be being written."""
     pointed = Pointers(surveyed.root, surveyed.groups).protections().reasons
     return frozenset(

@@ -196,7 +196,7 @@ class StagedOutput:
         self._directory.sync()
         self.discard()
 
-    def hand_over(self, alike: Mapping[str, str] | None = None) -> dict[str, str]:
+    def staged_paths(self, alike: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the paths of new files, relative to the target's directory, for a journal that moves them.
 
         They are synced, and have mode, owner and times of the old files. They must be moved before this

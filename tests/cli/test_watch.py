@@ -33,9 +33,9 @@ from ckpttool.runs.watch_steps import copy_step, prune_step, rename_step
 from ckpttool.runs.watching import (
     RETRY_SECONDS,
     DirectoryWatch,
-    Ending,
     Judgement,
     Step,
+    StopRequested,
     WatchEvent,
     WatchRequest,
 )
@@ -409,7 +409,7 @@ def test_the_end_comes_between_two_checkpoints(run_directory: Path) -> None:
         land(run_directory, epoch)
     with Watched(run_directory, lambda: bool(watched.events)) as watched:
         watched.look()
-        with pytest.raises(Ending):
+        with pytest.raises(StopRequested):
             watched.watch.look()
     assert [one.status for one in watched.events] == ["valid"]
     with Watched(run_directory) as again:

@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Tensor
-from ckpttool.containers.hdf5_writer import HELD, Plan, _Memory, attribute_fault, draw
+from ckpttool.containers.hdf5_writer import WRITABLE_TYPES, Plan, _Memory, attribute_fault, build_structure
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import in_memory
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.support.containers import stage
 from tests.support.writing import tensor
 
-NUMPY = sorted(name for name in HELD if hasattr(np, name))
-OPAQUE = sorted(HELD - {*NUMPY, "complex32"})
+NUMPY = sorted(name for name in WRITABLE_TYPES if hasattr(np, name))
+OPAQUE = sorted(WRITABLE_TYPES - {*NUMPY, "complex32"})
 
 
 def written(path: Path, plan: Plan) -> Path:
-    return stage(path, lambda staged: draw(plan).stream(staged.create()))
+    return stage(path, lambda staged: build_structure(plan).stream(staged.create()))
 
 
 def pattern(dtype: str, *shape: int) -> np.ndarray[Any, Any]:
@@ -111,7 +111,7 @@ def test_it_may_begin_anywhere_and_tells_its_checksum(tmp_path: Path) -> None:
     with StagedOutput(tmp_path / "x") as staged:
         sink = staged.create()
         sink.write(b"before")
-        drawing = draw(Plan(tensors=tensors))
+        drawing = build_structure(Plan(tensors=tensors))
         whole = drawing.stream_with_crc(sink)
         sink.write(b"behind")
         assert (whole.offset, whole.nbytes) == (6, drawing.size)
@@ -128,7 +128,7 @@ def test_it_may_begin_anywhere_and_tells_its_checksum(tmp_path: Path) -> None:
 
 def test_elements_take_no_memory_while_a_file_is_drawn() -> None:
     huge = Tensor(("huge",), BY_NAME["float32"], (1 << 40,), values=in_memory(b""))
-    drawing = draw(Plan(tensors={("huge",): huge, ("small",): tensor("one", np.arange(3))}))
+    drawing = build_structure(Plan(tensors={("huge",): huge, ("small",): tensor("one", np.arange(3))}))
     pieces = [*drawing.pieces()]
     assert drawing.size > huge.nbytes
     assert sum(len(one) for one in pieces if isinstance(one, bytes)) < 1 << 20

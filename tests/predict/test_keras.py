@@ -69,7 +69,7 @@ def test_images_of_any_size_are_large_enough(predict_apart) -> None:
     assert told.predict.detail == "output 3×2 from made-up input (3×16×16×2), seed 0"
 
 
-@pytest.mark.parametrize("model", [OWN, f"{OWN}:Doubled"])
+@pytest.mark.parametrize("model", [OWN, f"{OWN}:DuplicateKeyObject"])
 def test_classes_of_the_user_are_imported(predict_apart, model) -> None:
     told = predict_apart("doubled.keras", model=model, expect="doubled.npz")
     assert told.codes == []

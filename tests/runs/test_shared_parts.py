@@ -235,9 +235,9 @@ def test_places_name_each_link_on_the_way(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("d/x")
     (tmp_path / "round").symlink_to("round")
     real = os.path.realpath(tmp_path)
-    found = list(look.places_on_the_way(str(tmp_path / "a"), Snapshot()))
+    found = list(look.resolved_links(str(tmp_path / "a"), Snapshot()))
     assert found == [f"{real}/a", f"{real}/d", f"{real}/store/x"]
-    assert next(look.places_on_the_way(str(tmp_path / "round"), Snapshot())) == f"{real}/round"
+    assert next(look.resolved_links(str(tmp_path / "round"), Snapshot())) == f"{real}/round"
     assert look.all_places([str(tmp_path / "d" / "x")], Snapshot()) == {f"{real}/d", f"{real}/store/x"}
 
 

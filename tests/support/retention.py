@@ -103,4 +103,4 @@ def overlook_need(patch: pytest.MonkeyPatch, path: str | os.PathLike[str]) -> No
 
     patch.setattr(look, "needed_paths", with_another)
     patch.setattr(kinds, "KINDS", tuple(kind for kind in kinds.KINDS if not isinstance(kind, NeededFiles)))
-    patch.setattr(pruning, "named_beside", lambda directory, real, going: {})
+    patch.setattr(pruning, "listed_by_indexes_in", lambda directory, real, going: {})

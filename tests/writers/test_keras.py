@@ -294,7 +294,7 @@ def test_keras_2_is_not_given_the_order_of_keras_3(files: Path, tmp_path: Path) 
 
 
 def test_lists_of_names_are_cut_where_an_object_header_ends(tmp_path: Path) -> None:
-    from ckpttool.containers.hdf5_writer import Plan, draw
+    from ckpttool.containers.hdf5_writer import Plan, build_structure
     from ckpttool.formats.keras.layout import names_in
     from ckpttool.formats.keras.places import chunked_attribute
 
@@ -302,7 +302,7 @@ def test_lists_of_names_are_cut_where_an_object_header_ends(tmp_path: Path) -> N
     attributes = chunked_attribute("layer_names", names)
     assert [*attributes] == [f"layer_names{at}" for at in range(len(attributes))] != []
     with StagedOutput(tmp_path / "x.h5") as staged:
-        draw(Plan(groups={(): attributes})).stream(staged.create())
+        build_structure(Plan(groups={(): attributes})).stream(staged.create())
         staged.settle()
         staged.commit()
     with h5py.File(tmp_path / "x.h5") as file:

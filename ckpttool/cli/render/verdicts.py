@@ -309,7 +309,7 @@ def verdict_word(verification: Verification) -> str:
             return "failed prediction"
         if failed == {COPY}:
             return "unlike its copy"
-        return "not run" if verification.is_owed else "invalid"
+        return "not run" if verification.is_inconclusive else "invalid"
     if verification.safety is Safety.UNSAFE:
         return "unsafe"
     if is_sampled_out(verification):

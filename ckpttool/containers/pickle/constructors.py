@@ -330,7 +330,7 @@ def evaluate(call: Call, charge: Callable[[int], None] | None = None) -> Trust:
         for row in rows:
             if row.accepts(call.args):
                 return _judge_result(call, row.result)
-    return _judge_misfit(call, function, rows)
+    return _judge_unlisted_call(call, function, rows)
 
 
 _OF_ONE_SIZE = frozenset({"view", "parameter"})
@@ -361,9 +361,9 @@ def _judge_result(call: Call, result: str) -> Trust:
     if (call.is_new and args and result in _MADE_BY_INIT) or (result == "record" and not call.is_new):
         return Trust.UNKNOWN
     if result == "view":
-        result = "tensor" if _is_paid(args[0], args[2]) else "view"
+        result = "tensor" if _fits_in_storage(args[0], args[2]) else "view"
     elif result == "quantized":  # made with memory of its own
-        if not _is_paid(args[0], args[2]):
+        if not _fits_in_storage(args[0], args[2]):
             return Trust.UNKNOWN
         result = "tensor"
     elif result == "retyped":
@@ -382,7 +382,7 @@ def _judge_result(call: Call, result: str) -> Trust:
     return Trust.PLAIN
 
 
-def _is_paid(storage: object, shape: Any) -> bool:
+def _fits_in_storage(storage: object, shape: Any) -> bool:
     """Return whether a tensor has no more elements than its storage."""
     if isinstance(storage, Persistent) and type(storage.id[4]) is int:
         lengths = shape.args[0] if isinstance(shape, Call) else shape
@@ -390,7 +390,7 @@ def _is_paid(storage: object, shape: Any) -> bool:
     return False
 
 
-def _judge_misfit(call: Call, function: Global, rows: Sequence[Row]) -> Trust:
+def _judge_unlisted_call(call: Call, function: Global, rows: Sequence[Row]) -> Trust:
     """Judge a call that no row allows: dangerous if no pickler would write it, else mostly unknown."""
     # Python's pickler passes neither objects nor numbers to built-in containers (``bytearray(10**10)`` takes
     # ten gigabytes), and functions that can run anything to no function at all.

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ckpttool.containers.jsontext import Doubled
+from ckpttool.containers.jsontext import DuplicateKeyObject
 from ckpttool.containers.pickle.constructors import EXACT_ONLY, has_plain_attributes, is_constructor, is_plain
 from ckpttool.containers.pickle.pickle_nodes import (
     MAPPINGS,
@@ -202,7 +202,7 @@ _ENCODE: dict[type, Callable[[Any], object]] = {
     set: lambda node: NodeParts(stable_order(node), lambda done: {"$set": done}),
     frozenset: lambda node: NodeParts(stable_order(node), lambda done: {"$frozenset": done}),
     dict: _encode_dict,
-    Doubled: _encode_dict,  # its reader reports the repeated key
+    DuplicateKeyObject: _encode_dict,  # its reader reports the repeated key
     Mapped: _encode_mapping,
     Global: lambda node: {"$global": [node.module, node.name]},
     Call: _encode_call,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from ckpttool.containers.hdf5_writer import HELD, MAX_AXES, MAX_NAME, Plan, draw
+from ckpttool.containers.hdf5_writer import MAX_AXES, MAX_NAME, WRITABLE_TYPES, Plan, build_structure
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.hdf5.tensors import hdf5_path
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
@@ -21,7 +21,7 @@ class Hdf5Writer(Writer):
     """A plain HDF5 file."""
 
     name: ClassVar[str] = "hdf5"
-    dtypes: ClassVar[frozenset[str]] = HELD
+    dtypes: ClassVar[frozenset[str]] = WRITABLE_TYPES
 
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
         paths = {tensor.name: hdf5_path(tensor.path) for tensor in content.tensors}
@@ -41,7 +41,7 @@ class Hdf5Writer(Writer):
         sidecar = sidecar_of(content, names=has_slashes)
         if sidecar is not None:
             plan.texts[(ENTRY,)] = sidecar
-        draw(plan).stream(target.create())
+        build_structure(plan).stream(target.create())
 
 
 def hdf5_plan(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Plan:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.jsontext import DuplicateKeyObject, parse_json
 from ckpttool.containers.pickle.pickle_detection import is_pickle
 from ckpttool.containers.pickle.pickle_nodes import Trust, trust
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
@@ -98,7 +98,7 @@ def read_config(path: str, text: bytes, what: str = "config") -> Any:
     if encoding not in ("utf-8", "utf-8-sig"):
         text = text.decode(encoding, "replace").encode("utf-8", "replace")
     config = parse_json(path, text.removeprefix(codecs.BOM_UTF8), what, constants=True)
-    if isinstance(config, Doubled):
+    if isinstance(config, DuplicateKeyObject):
         raise config.error(path, what)
     if not isinstance(config, dict):
         found = f"the {what} has type {type(config).__name__}"
@@ -212,7 +212,7 @@ def _tree_in_text(text: str, texts: int) -> object:
 def _judge_object(node: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings for one object and the names that Keras resolves in it."""
     # An object with ``code`` and ``closure`` is a marshalled function; Keras decodes it without a class, too.
-    if isinstance(node, Doubled):
+    if isinstance(node, DuplicateKeyObject):
         yield error("duplicate-key", f"{node.problem}; readers take different ones")
     if "class_name" not in node and isinstance(node.get("code"), str) and "closure" in node:
         yield error("keras-lambda", _RUNS_CODE)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from ckpttool.containers.hdf5_writer import Plan, draw
+from ckpttool.containers.hdf5_writer import Plan, build_structure
 from ckpttool.containers.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.tensor import Path, Tensor
@@ -105,7 +105,7 @@ class KerasWriter(_KerasFileWriter):
         archive = NumpyZip(target.create())
         archive.add(_METADATA_RECORD, metadata)
         archive.add(_CONFIG_RECORD, config)
-        weights = draw(keras_plan(content, places))
+        weights = build_structure(keras_plan(content, places))
         archive.assemble(_WEIGHTS, weights.size, weights.stream_with_crc)
         for name, data in assets.items():
             archive.add(name, data)
@@ -198,7 +198,7 @@ class KerasH5Writer(_KerasFileWriter):
         sidecar = _sidecar(content, self._paths, {**metadata, **configs}, h5_native(plan.groups, ()))
         if sidecar is not None:
             plan.texts[(ENTRY,)] = sidecar
-        draw(plan).stream(target.create())
+        build_structure(plan).stream(target.create())
 
 
 def _is_weights(options: WriteOptions) -> bool:

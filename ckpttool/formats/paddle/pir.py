@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.jsontext import DuplicateKeyObject, parse_json
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.errors import DamagedCheckpoint, require_at_most
 from ckpttool.core.readable import Readable
@@ -145,7 +145,7 @@ def _doubled_key(tree: Any) -> str | None:
     pending = [tree]
     while pending:
         node = pending.pop()
-        if isinstance(node, Doubled):
+        if isinstance(node, DuplicateKeyObject):
             return node.key
         pending += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     return None

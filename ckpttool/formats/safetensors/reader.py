@@ -19,7 +19,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.jsontext import DuplicateKeyObject, parse_json
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import BY_SAFETENSORS, DType
 from ckpttool.core.errors import DamagedCheckpoint, Truncated, require_at_most
@@ -79,7 +79,7 @@ class Safetensors(Format):
                 expected="an object",
                 code="header-not-object",
             )
-        if isinstance(header, Doubled):
+        if isinstance(header, DuplicateKeyObject):
             raise _damaged(path, "a name that stands twice in the header", header.key, "duplicate-key")
         metadata = _read_metadata(path, header.pop(_METADATA, None))
         findings = tuple(_header_warnings(text, header, metadata))
@@ -157,7 +157,7 @@ def _header_warnings(
         yield warning("header-whitespace", "white space other than trailing spaces around the JSON", "header")
     if len(text) % 8:
         yield warning("unaligned-data", f"a header of {len(text):,} bytes, no multiple of 8", "header")
-    if isinstance(metadata, Doubled):
+    if isinstance(metadata, DuplicateKeyObject):
         yield warning("metadata-duplicate-key", metadata.problem, _METADATA)
     if "" in header:
         yield warning("empty-name", "a tensor without a name", "header")
@@ -208,7 +208,7 @@ def _read_entry(path: str, name: str, entry: object) -> _Entry:
         raise _damaged(
             path, f"an entry of type {type(entry).__name__}", name, "entry-not-object", "an object"
         )
-    if isinstance(entry, Doubled):
+    if isinstance(entry, DuplicateKeyObject):
         raise entry.error(path, name)
     try:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

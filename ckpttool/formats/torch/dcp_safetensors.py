@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from ckpttool.containers.jsontext import Doubled, parse_json
+from ckpttool.containers.jsontext import DuplicateKeyObject, parse_json
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.report import note, warning
@@ -194,7 +194,7 @@ def _starts(part: Checkpoint) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name of each chunk of a file, and its offsets in the tensor, one for each axis."""
     text = part.metadata.get(_SHARDING)
     info = parse_json(part.path, text.encode(), "metadata") if isinstance(text, str) else None
-    if isinstance(info, Doubled):
+    if isinstance(info, DuplicateKeyObject):
         raise info.error(part.path, _SHARDING)
     for tensor in part.tensors:
         entry = info.get(tensor.name) if isinstance(info, Mapping) else None

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 from zlib import crc32
 
-from ckpttool.containers.jsontext import Doubled, objects, parse_json
+from ckpttool.containers.jsontext import DuplicateKeyObject, objects, parse_json
 from ckpttool.containers.pickle.pickle_detection import is_pickle
 from ckpttool.containers.pickle.pickle_safety import pickle_findings
 from ckpttool.containers.zip_reader import (
@@ -330,7 +330,7 @@ class _ProgramArchive:
         if not isinstance(document, dict):
             found = f"JSON of type {type(document).__name__}"
             raise DamagedCheckpoint(self._path, found, where=member.name, code="program-not-object")
-        if isinstance(document, Doubled):
+        if isinstance(document, DuplicateKeyObject):
             raise document.error(self._path, member.name)
         return document
 

@@ -32,7 +32,7 @@ from ckpttool.formats.pointer_kind import (
 from ckpttool.ops.digests import sums_of_file
 from ckpttool.ops.manifest import SHARED
 from ckpttool.runs.entry import Entry
-from ckpttool.runs.look import all_places, named_above, places_on_the_way
+from ckpttool.runs.look import all_places, listed_by_indexes_above, resolved_links
 from ckpttool.runs.pointers.search import (
     CheckpointIndex,
     OnError,
@@ -388,7 +388,7 @@ class NeededFiles(SearchedKind):
             if len(sharers) == 1:
                 found.protect(sharers[0], "has parts elsewhere")
         with reporting(unread):
-            for place, holder in named_above(search.root, search.snapshot, unread).items():
+            for place, holder in listed_by_indexes_above(search.root, search.snapshot, unread).items():
                 other = index.enclosing(place)
                 if other is not None:
                     found.protect(other, _part_of(os.path.basename(holder)), holder)
@@ -519,7 +519,7 @@ def _follow(link: str, search: Search, found: PointerProtections) -> None:
         target = search.snapshot.readlink(link)
     except OSError as error:
         raise from_os_error(error, link) from error
-    _, *places = places_on_the_way(link, search.snapshot)
+    _, *places = resolved_links(link, search.snapshot)
     entries = [entry for place in places if (entry := search.index.enclosing(place)) is not None]
     for entry in entries:
         if not _is_part_of(link, entry, search.snapshot):

@@ -254,7 +254,7 @@ def targets_elsewhere(target: str, directories: Sequence[str], index: Checkpoint
     return [index.by_path[path] for path, count in common.items() if count == most]
 
 
-def lies_nearby(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
+def exists_outside_survey(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
     """Return whether a target exists outside the survey, as in the rest of a moved run."""
     parts = path_parts(target)
     if not parts:
@@ -272,7 +272,7 @@ def lies_nearby(target: str, directories: Sequence[str], snapshot: Snapshot) -> 
     return False
 
 
-def was_here(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
+def was_in_run(target: str, directories: Sequence[str], snapshot: Snapshot) -> bool:
     """Return whether a path is, or was, in the pointer's own run, as far as its names show."""
     real = list(map(snapshot.realpath, directories))
     above = os.path.dirname(target.rstrip("/"))
@@ -470,11 +470,11 @@ def follow_pointer(
     targets += [entry for path in paths if exists(path, snapshot) and (entry := index.find(path)) is not None]
     for entry in targets:
         found.protect(entry, pointer.reason, pointer.holder)
-    if targets or is_there or lies_nearby(pointer.target, directories, snapshot):
+    if targets or is_there or exists_outside_survey(pointer.target, directories, snapshot):
         return
     dangling = f"{shown(pointer.holder)}: {pointer.reason} is {pointer.target}, which doesn't exist"
     dangling += pointer.kind.hint and f" ({pointer.kind.hint})"
-    if pointer.kind.fallback and was_here(pointer.target, directories, snapshot):
+    if pointer.kind.fallback and was_in_run(pointer.target, directories, snapshot):
         found.warnings.append(f"{dangling} any more; {pointer.kind.fallback}")
         return
     for group in candidates:

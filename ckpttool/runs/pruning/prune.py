@@ -18,10 +18,10 @@ from ckpttool.runs.look import (
     FullReader,
     Progress,
     all_places,
-    named_above,
-    named_beside,
+    listed_by_indexes_above,
+    listed_by_indexes_in,
+    needing_path,
     no_progress,
-    who_needs,
 )
 from ckpttool.runs.pointers.search import raise_error
 from ckpttool.runs.pruning.planning import Planner, PrunePlan, make_plan, survey_series
@@ -350,7 +350,7 @@ def _remove(
     # Places that survivors need besides their own files, each with the path that needs it.
     snapshot = Snapshot()
     needed = {
-        **named_above(root, snapshot, raise_error),
+        **listed_by_indexes_above(root, snapshot, raise_error),
         **{place: entry.path for entry in staying for place in all_places(entry.needs, snapshot)},
     }
     for directory, parts in going.items():
@@ -441,12 +441,12 @@ def _removals(
     removals: list[Group] = []
     going = [entry.path for _, entries in parts for entry in entries]
     real = fs.realpath(directory)
-    needed = {**named_beside(directory, real, going), **needed}
+    needed = {**listed_by_indexes_in(directory, real, going), **needed}
     for group, entries in parts:
         survivors = [kept.entry for kept in group.keep if kept.entry.is_sound]
         changed = next((entry for entry in survivors if not entry.is_unchanged), None)
         for entry in entries:
-            user = who_needs(real, entry.contents, needed)
+            user = needing_path(real, entry.contents, needed)
             if changed is not None:
                 total.failures[entry.path] = Failure(f"{changed.name}, which was to stay, has changed")
             elif user is not None:

@@ -100,7 +100,7 @@ class Slimming:
         name = entry.name
 
         def place(staged: StagedOutput) -> None:
-            self._replace(entry, entry.contents, _successors(entry, staged.hand_over(), ""))
+            self._replace(entry, entry.contents, _successors(entry, staged.staged_paths(), ""))
 
         with open_checkpoint(entry.unit.path) as checkpoint:
             plan = plan_slim_file(checkpoint, dtype, self._jobs)
@@ -114,7 +114,7 @@ class Slimming:
     def _trim_directory(self, entry: Entry) -> None:
         def place(staged: StagedOutput, new: Rewritten) -> None:
             alike = {now: old for old, now in new.files.items()}
-            successors = _successors(entry, staged.hand_over(alike), entry.name)
+            successors = _successors(entry, staged.staged_paths(alike), entry.name)
             names = {os.path.join(entry.name, name) for name in new.replaced}
             files = (file for file in entry.contents.files if file.path in names)
             self._replace(entry, Contents(tuple(files)), successors)

@@ -32,7 +32,7 @@ from ckpttool.runs.retention.directory_rules import (
 from ckpttool.runs.retention.request import Policies
 from ckpttool.runs.retention.rules import RULES, History, Policy, newest_whole
 from ckpttool.runs.saves import parts_of, series_of_saves
-from ckpttool.runs.series import Group, newest_otherwise, order_entries
+from ckpttool.runs.series import Group, newest_by_other_counts, order_entries
 
 NO_RULE = "no rule of the configuration is for it"
 NEWEST = Reason(Code.NEWEST)
@@ -403,7 +403,7 @@ def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list
             reasons[entry.path].append("newest that is not unsafe")
     for entry in history.written_last[:1]:
         reasons[entry.path].append("written last")
-    for entry, count in newest_otherwise(history.intact):
+    for entry, count in newest_by_other_counts(history.intact):
         reasons[entry.path].append(f"newest by {count}")
     return reasons
 

@@ -6,7 +6,7 @@ import keras
 
 
 @keras.saving.register_keras_serializable("tests")
-class Doubled(keras.Model):
+class DuplicateKeyObject(keras.Model):
     """A layer whose outputs are doubled."""
 
     def __init__(self, units: int = 2, **more) -> None:

@@ -60,7 +60,7 @@ def dense() -> None:
 
 
 @keras.saving.register_keras_serializable("tests")
-class Unknown(own_layers.Doubled):
+class Unknown(own_layers.DuplicateKeyObject):
     """A class that no module has which a model could be loaded with."""
 
 
@@ -83,7 +83,7 @@ def others() -> None:
     model.save("heads.keras")
     given = {"left": X[:, :2], "right": X}
     record("heads.npz", given, model(given))
-    doubled = own_layers.Doubled()
+    doubled = own_layers.DuplicateKeyObject()
     record("doubled.npz", {"0": X}, {"output": doubled(X)})
     doubled.save("doubled.keras")
     doubled.save_weights("doubled.weights.h5")
