@@ -76,6 +76,7 @@ def ask(
         from ckpttool.core.plugins import install_command
 
         raise MissingPackage(url, "stores need urllib3", expected=install_command("cloud")) from error
+    # The pauses double from 0.2 to 3.2 seconds.
     for attempt in range(RETRIES + 1):
         if attempt:
             time.sleep(_FIRST_PAUSE * 2**attempt)

@@ -411,6 +411,8 @@ def memory_of(paths: Iterable[str]) -> Memory:
     """Return the roots and the known parents of some paths."""
     if not _holds:
         return Memory()
+    # The child starts with the parents' identities, so that a directory that is replaced in between is
+    # noticed.
     seen: dict[str, Identity | None] = {}
     for path in {os.path.dirname(path) for path in paths}:
         directory = directory_at(path)
@@ -517,6 +519,8 @@ def status(path: str, *, follows: bool = True) -> os.stat_result:
             if directory is None:
                 return os.stat(path) if follows else os.lstat(path)
             return _own_status(directory)
+        # The kind of each entry is remembered at first sight. A name that was no link is never followed
+        # afterwards.
         found = os.lstat(entry.name, dir_fd=entry.dir_fd)
         if stat.S_ISDIR(found.st_mode):
             entry.directory.listed.add(entry.name)

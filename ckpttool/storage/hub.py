@@ -96,6 +96,7 @@ class HubStore(Store):
 
     def _note_checksum(self, row: Mapping[str, Any]) -> None:
         """Remember the checksum of a listed file: SHA-256 of one in LFS, git's SHA-1 of any other."""
+        # For a file in LFS, git's own digest is that of the pointer file, not of the content.
         lfs = row.get("lfs")
         digits = str((lfs.get("oid") if isinstance(lfs, dict) else row.get("oid")) or "")
         if isinstance(lfs, dict) and _SHA256.fullmatch(digits):

@@ -103,6 +103,7 @@ class RemoteSource(Source):
         if found is None:
             raise AccessDenied(url, "a directory in a store, not an object")
         self._object = found
+        # The key of cached windows. Some servers state no version: then size and time tell versions apart.
         self._key = url, f"{found.version} {found.size} {found.modified_ns}"
         self.size = found.size
         self._identity = status.st_dev, status.st_ino
@@ -110,6 +111,7 @@ class RemoteSource(Source):
 
     @property
     def content_tag(self) -> str:
+        # Other stores may have ETags of the same form that aren't computed of the bytes.
         is_computed = self._store.has_content_tags and is_content_tag(self.version, self.size)
         return self.version if is_computed else ""
 

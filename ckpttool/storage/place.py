@@ -207,7 +207,7 @@ class Disk(Place):
         """
         try:
             return held.status(path, follows=follows).st_mode
-        except held.Exchanged:
+        except held.Exchanged:  # an OSError that must not be taken for "missing"
             raise
         except (OSError, ValueError):
             return None
@@ -258,6 +258,7 @@ class Disk(Place):
         return open(regular_descriptor(path), "rb", buffering=buffering)
 
     def write(self, path: str, data: bytes, replaces: os.stat_result | None) -> None:
+        # Unlike a store, a disk has no conditional write: a change after this check isn't noticed.
         self._require_unchanged(path, replaces)
         self.make_directories(os.path.dirname(path))
         write_atomically(path, data)

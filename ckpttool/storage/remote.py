@@ -90,6 +90,7 @@ def forget() -> None:
 
 def forget_at(url: str) -> None:
     """Discard cached answers about a URL and its parent directories, after a change."""
+    # The directories above change with an object: the first one in it makes a directory exist.
     url = _plain(url)
     with _lock:
         while url:
@@ -264,6 +265,7 @@ def _directory(url: str) -> Known:
 
 
 def _number(text: str) -> int:
+    # Seven bytes fit the signed 64-bit integers that inodes are stored in.
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
 
 

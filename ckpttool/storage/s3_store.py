@@ -437,6 +437,7 @@ def _s3_client() -> Any:
     from botocore import UNSIGNED
     from botocore.config import Config
 
+    # One client for each configuration in the environment, which may change while the process runs.
     settings = tuple(map(os.environ.get, _SETTINGS))
     with _lock:  # a session may be used by one thread at a time; a client by many
         if settings not in _clients:

@@ -121,6 +121,7 @@ class Sink:
             self.write(data)
             self._advance(len(data))
             return written
+        # The tensor's range is skipped now, and filled by a thread at any time.
         self._flush()
         self._flushed += tensor.nbytes
         self._pool.add(lambda: self._copy(tensor, written))
@@ -128,6 +129,7 @@ class Sink:
 
     def patch(self, offset: int, data: bytes) -> None:
         """Replace bytes that were written, or that a tensor will fill."""
+        # After the pending copies: one of them may write the same range.
         self._flush()
         self._pool.settle()
         _write_at(self._descriptor, offset, memoryview(data))

@@ -388,6 +388,8 @@ def output_operations(target: str, new: Mapping[str, Contents], old: Mapping[str
 
 def _ends_of(steps: Iterable[Move]) -> Mapping[str, Location]:
     """Return the location of each member of a checkpoint after some moves."""
+    # A member may be moved twice, into the stage and to its new name. ``members`` has the member at each
+    # target, by which a later move from there continues its path.
     ends: dict[str, Location] = {}
     members: dict[Location, str] = {}
     for one in steps:

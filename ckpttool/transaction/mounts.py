@@ -68,6 +68,8 @@ def is_mounted(directory: str | int, names: Iterable[str], points: Iterable[str]
     points = list(points)
     if not points:
         return False
+    # Mount points are listed by real paths. That of an open directory is the target of its link in /proc,
+    # even if it has been renamed since.
     own = f"/proc/self/fd/{directory}"
     real = os.readlink(own) if isinstance(directory, int) else fs.realpath(directory)
     near = [path for path in points if is_within(path, real)]

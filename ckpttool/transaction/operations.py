@@ -316,8 +316,8 @@ class Stage:
             self._write_done(numbers)
         except OSError as error:
             # The file may have reached the disk although writing it failed. The operations may be reverted
-            # only if it is removed durably; otherwise recovery could find it, and unlink files that were
-            # moved back.
+            # only if it is removed durably; otherwise recovery could find it, and take reverted groups for
+            # committed ones.
             try:
                 with suppress(FileNotFoundError):
                     self._inner.unlink(DONE)
@@ -360,6 +360,8 @@ class Stage:
 
         Pointers name restored checkpoints again; changes that others made to them are kept.
         """
+        # Old names are linked again first, and are durable when the pointers name them. Only then are the new
+        # names removed, so that a pointer never names a missing file.
         failures = self._relink(numbers)
         back = [number for number in numbers if self._is_home(number) or self.holds(number)]
         # A new index is removed again, unless a trainer has saved files of the same names since: then the
@@ -422,6 +424,8 @@ class Stage:
 
     def _revert(self, steps: Sequence[Move]) -> None:
         """Revert consecutive operations of one group, unless one of them is blocked."""
+        # All steps are checked before the first is reverted: a checkpoint that is blocked stays whole in its
+        # place.
         roots = self.roots
         moved = [one for one in steps if roots.has_moved(one)]
         for one in moved:
@@ -508,6 +512,8 @@ class Stage:
                 is_needed = any(path in old[index.name] for path in kept)
                 with suppress(StalePlan):  # others have rewritten it; it isn't ours any more
                     self.write_pointer(index.inverse if is_needed else index)
+        # A name is unlinked only if both names are links of the same unmodified file. If a file was modified
+        # since under one of them, the user is told of both.
         for one in chain.from_iterable(map(reversed, groups)):
             if one.file is not None or one.target.is_private or self.roots.status(one.source) is None:
                 continue

@@ -244,6 +244,7 @@ def _list_rewrite(
         raise from_os_error(error, path) from error
     if after == before:
         return None
+    # The target may be outside of the directory, and a rewrite would replace the link by a file.
     if fs.islink(path):
         raise AccessDenied(path, "is a symlink, and names a checkpoint that is to go; nothing was removed")
     return Rewrite(name, before, after)

@@ -211,6 +211,8 @@ def operations_in_copy(
     """
     if not fs.place_of(directory).can_rename:  # objects are compared by versions instead
         return listed, None
+    # A single file with its recorded inode shows that this is the original, and one of another size has been
+    # changed since. In both cases the recorded fingerprints are kept, and the undo compares them.
     now: dict[Fingerprint, Fingerprint] = {}
     others: list[tuple[Fingerprint, Fingerprint]] = []
     try:

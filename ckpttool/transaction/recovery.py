@@ -115,6 +115,7 @@ def unaffected_units(units: Sequence[Unit], directories: Iterable[str] = ()) -> 
 
 def _is_hidden(unit: Unit, hidden: Set[str]) -> bool:
     """Return whether a checkpoint has a part at or below one of some paths."""
+    # A directory that a journal moves hides all checkpoints below it, too.
     if not hidden:
         return False
     directory = fs.normpath(_directory(unit))

@@ -56,6 +56,8 @@ def remove(directory: str, removals: Sequence[Group]) -> Outcome:
     Lists of checkpoints no longer name them. On a full disk, each removal makes room: those that fail for
     lack of it are repeated as long as others succeed.
     """
+    # Each round removes what it can. Removals that failed for lack of space are in the next one, as long as a
+    # round has freed some.
     outcome = Outcome()
     left = list(removals)
     while left:
@@ -123,6 +125,8 @@ def _remove_with_journal(
     directory: str, removals: Sequence[Group], outcome: Outcome, identity: str | None = None
 ) -> None:
     """Remove checkpoints; if a pointer is rewritten, retry without those that fail."""
+    # A list names exactly the checkpoints that remain. So if one of them can't be removed, all are moved
+    # back, and the list is rewritten for the others.
     while removals:
         rewrites = list_rewrites(directory, _names(removals))
         listed = removal_operations(removals, rewrites, "remove" if identity is None else "trash", identity)

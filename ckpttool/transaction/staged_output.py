@@ -179,6 +179,7 @@ class StagedOutput:
         self._syncing.settle()
         self._sinks.clear()
         self.require_in_place()
+        # As with any checkpoint, the index comes last.
         names = sorted(self._content.names(), key=lambda name: (name.endswith(".index"), name))
         if self._replaces is None and (present := next(filter(self._directory.has, names), None)) is not None:
             raise UsageError(f"{self._directory.join(present)} has come to exist meanwhile")
@@ -426,6 +427,7 @@ def recover_areas(directory: OpenDirectory) -> list[str]:
     Returns sentences on those that could not be cleared.
     """
     warnings = []
+    # Only a free lock shows that a command has ended. Without locks, nothing is cleared.
     for name in sorted(directory.names()) if HAS_LOCKS else ():
         try:
             if is_scratch_name(name):

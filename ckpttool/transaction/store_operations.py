@@ -203,6 +203,8 @@ class StoreOperations:
 
         If the first object of a group can't be removed, the others are kept.
         """
+        # First objects go in a round of their own: a checkpoint that has lost one is incomplete for every
+        # reader, and recovery completes its removal.
         failures = _each(self._remove, (one for one in self._of(numbers) if one.is_first))
         rest = [one for one in self._of(numbers) if not one.is_first and one.group not in failures]
         for number, error in _each(self._remove, rest).items():
@@ -301,6 +303,7 @@ class StoreOperations:
         Returns:
             The groups that are in place, and the errors of the others.
         """
+        # The first object of a checkpoint is restored last: until then, the checkpoint counts as incomplete.
         failures = failures | self._bring_back([one for one in missing if not one.is_first])
         failures |= self._bring_back([one for one in missing if one.is_first and one.group not in failures])
         numbers = [number for number in range(len(self.objects)) if number not in failures]

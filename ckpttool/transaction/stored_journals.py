@@ -37,6 +37,7 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
             return replace(operations_of(document, done), is_copy=is_copy)
         if document["schema"] == REMOVALS:
             return removals_of(document, directory, stage)
+        # Journals of 0.1 list no committed groups: those in the record are.
         listed = list_of(document)
         if "before" in document:
             return listed

@@ -167,6 +167,8 @@ class Transaction:
 
     def __enter__(self) -> Transaction:
         listed = self._listed = self._feasible()
+        # The roots of the stage stay open until the end of this context: ``pop_all`` hands them over only if
+        # all went well up to here.
         if listed.operations:
             with ExitStack() as stack, self._settled_on_interrupt():
                 self._stage = stack.enter_context(begin_stage(self._directory, listed, self._state_dir))
@@ -267,6 +269,8 @@ class Transaction:
                 self._fail(purge_groups(stage, self._standing, self.outcome))
             self._is_finished = True
             return
+        # A list of moves is finished once the old names are unlinked. If that fails before any file has lost
+        # its last name, the list can still be reverted.
         try:
             both = stage.finish(self._standing)
         except (CheckpointError, OSError) as failure:
@@ -415,6 +419,7 @@ def purge_groups(stage: Stage, numbers: Sequence[int], outcome: Outcome) -> Mapp
         stuck += left
     if not stuck:
         return {}
+    # As in recovery, the commit is withdrawn before anything is moved back.
     try:
         stage.withdraw(stuck)
         return stage.back(stuck)

@@ -93,6 +93,8 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptied: Em
         if record is not None and is_of_other_directory(record):
             emptied.problems.append(other_directory_problem(record))
             return
+        # Files are removed before the record is rewritten. After a kill in between, the record lists some
+        # that are missing, which the next run takes for removed.
         if record is not None:
             left = tuple(_empty_step(record, step, emptied) for step in record.steps)
             listed = record.steps if emptied.dry_run else left
@@ -186,6 +188,8 @@ def records_under_other_names(directory: str) -> list[CommandRecord]:
 
 def adopt(directory: str, records: Iterable[CommandRecord]) -> None:
     """Move records, with their checkpoints, to the trash under the current name of a locked directory."""
+    # If a directory was renamed, the trash next to it has its old name. Records are of this directory if they
+    # have its inode.
     beside = state_dir_beside(directory)
     for record in records:
         try:
