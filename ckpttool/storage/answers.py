@@ -27,8 +27,8 @@ MAX_PAGES, MAX_NAMES, LISTING_SECONDS = 2_000, 1_000_000, 600
 TIMEOUT_SECONDS, CONNECT_SECONDS = 60, 10
 RETRIES = 5
 _FIRST_PAUSE = 0.1
-# Statuses below 502 that are worth a retry: timeout, conflict, too many requests, internal error. From 502
-# on, all are.
+# Statuses below 502 that are worth a retry: timeout, conflict, too many requests, internal
+# error. From 502 on, all are.
 _FOR_THE_MOMENT = frozenset({408, 409, 429, 500})
 _CONNECTIONS = 32
 _BLOCK = 1 << 18
@@ -101,9 +101,9 @@ def ask(
 
 
 def _asked(method: str, address: str, url: str, headers: Mapping[str, str], limit: int) -> Answer:
-    # urllib3's timeout is for each read, and a server that sends a byte now and then never exceeds it. So the
-    # whole response has a limit, too. Nothing is decompressed: limits and ranges count the bytes that are
-    # sent.
+    # urllib3's timeout is for each read, and a server that sends a byte now and then never exceeds
+    # it. So the whole response has a limit, too. Nothing is decompressed: limits and ranges count
+    # the bytes that are sent.
     until = time.monotonic() + TIMEOUT_SECONDS
     response = _pool(_proxy_of(address)).request(
         method, address, headers=headers, redirect=False, preload_content=False, decode_content=False

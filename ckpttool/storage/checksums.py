@@ -108,12 +108,12 @@ def unmask_crc(stored: int) -> int:
 
 
 def combined_crc(first: int, second: int, nbytes: int, algorithm: str) -> int:
-    """Return the CRC of two strings put together, from their CRCs; ``nbytes`` is the length of the second."""
+    """Return the CRC of two joined strings, from their CRCs; ``nbytes`` is the length of the second."""
     return combined_crc32(first, second, nbytes, _POLYNOMIALS[algorithm]) if first else second
 
 
 def combined_crc32(first: int, second: int, nbytes: int, polynomial: int = _CRC32_POLYNOMIAL) -> int:
-    """Return the CRC of two strings put together, from their CRCs; ``nbytes`` is the length of the second.
+    """Return the CRC of two joined strings, from their CRCs; ``nbytes`` is the length of the second.
 
     Source: zlib ``crc32.c``, ``crc32_combine``.
     """

@@ -338,8 +338,8 @@ def remove_directory(name: str, directory: int | None) -> None:
 
 def retry_while_busy(step: Callable[[], _T]) -> _T:
     """Call a function, and repeat it for a while if the file system reports that something is busy."""
-    # ``_BUSY`` has ENOTEMPTY and EEXIST: either is the error of ``rmdir`` while NFS keeps the name of such a
-    # file.
+    # ``_BUSY`` has ENOTEMPTY and EEXIST: either is the error of ``rmdir`` while NFS keeps
+    # the name of such a file.
     for _ in range(RETRIES - 1):
         try:
             return step()

@@ -143,8 +143,8 @@ def samefile(path: str, other: str) -> bool:
 
 def commonpath(paths: list[str]) -> str:
     """Return the common parent of paths; empty if they are in several places."""
-    # ``os.path.commonpath`` would take ``s3:`` for a directory, so only the paths inside of the store are
-    # compared.
+    # ``os.path.commonpath`` would take ``s3:`` for a directory, so only the paths inside
+    # of the store are compared.
     roots = {root_of(path) for path in paths}
     if len(roots) > 1:
         return ""

@@ -179,9 +179,9 @@ class HeldDirectory:
         """Return the cached descriptor for lookups."""
         if (found := self._descriptor) is not None:
             return found
-        # All missing descriptors between the next open parent and this directory are opened, top-down. If too
-        # many are open, the oldest are closed; a ``Descriptor`` that is in use elsewhere remains open as
-        # long.
+        # All missing descriptors between the next open parent and this directory are opened,
+        # top-down. If too many are open, the oldest are closed; a ``Descriptor`` that is in use
+        # elsewhere remains open as long.
         with _lock:
             for one in reversed([*takewhile(lambda one: one._descriptor is None, self.upwards())]):
                 opened = one._descriptor = Descriptor(one.open(_PASSAGE))
@@ -295,8 +295,8 @@ def holding(*paths: str | os.PathLike[str]) -> Iterator[None]:
     held: list[_Hold] = []
     try:
         with _lock:
-            # Shorter paths first: a directory below another root is then held as a part of it, with one
-            # identity.
+            # Shorter paths first: a directory below another root is then held as a part
+            # of it, with one identity.
             for path in sorted(places if IS_SUPPORTED else (), key=lambda path: len(os.path.abspath(path))):
                 hold = _hold(path)
                 if hold is not None:
@@ -519,8 +519,8 @@ def status(path: str, *, follows: bool = True) -> os.stat_result:
             if directory is None:
                 return os.stat(path) if follows else os.lstat(path)
             return _own_status(directory)
-        # The kind of each entry is remembered at first sight. A name that was no link is never followed
-        # afterwards.
+        # The kind of each entry is remembered at first sight. A name that was no link is
+        # never followed afterwards.
         found = os.lstat(entry.name, dir_fd=entry.dir_fd)
         if stat.S_ISDIR(found.st_mode):
             entry.directory.listed.add(entry.name)

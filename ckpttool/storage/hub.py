@@ -121,8 +121,8 @@ class HubStore(Store):
     @cached_property
     def _commit(self) -> str:
         """Commit of the revision at the first request."""
-        # A branch may move while a checkpoint is read. All requests name this commit, so that its files fit
-        # together.
+        # A branch may move while a checkpoint is read. All requests name this commit, so
+        # that its files fit together.
         answer = self._answer(f"{self._api}/revision/{quote(self._revision, safe='')}", self.root)
         found = None if answer is None else json_of(answer, self.root, "the hub")
         commit = found.get("sha") if isinstance(found, dict) else None

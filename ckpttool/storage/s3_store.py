@@ -128,9 +128,9 @@ class S3Store(BucketStore):
 
     def remove(self, name: str, of: ObjectStatus) -> None:
         """Delete an object if its ETag still matches."""
-        # The status is requested before, since a server may ignore the condition of a deletion. One that
-        # answers 501 doesn't support it, and is asked again without: then the moment since the status isn't
-        # covered.
+        # The status is requested before, since a server may ignore the condition of a deletion.
+        # One that answers 501 doesn't support it, and is asked again without: then the moment
+        # since the status isn't covered.
         if not self.status(name).matches(of):
             raise Replaced(f"{self.root}/{name}")
         try:
@@ -147,11 +147,9 @@ class S3Store(BucketStore):
         return _checksums_in_s3(self.root.partition("://")[2], name)
 
     def older_versions(self) -> OlderVersions:
-
         return VersionedBucket(self.root)
 
     def unfinished_uploads(self, prefix: str) -> tuple[int, int | None] | None:
-
         return _unfinished_uploads(f"{self.root}/{prefix}")
 
     def clock(self) -> float:
@@ -181,8 +179,8 @@ class S3Store(BucketStore):
 
     def _address(self, method: str, name: str) -> str:
         """Return a presigned URL for a request on an object."""
-        # It is for one method and one key, and valid for ``_SIGNED_SECONDS``. ``ask`` follows no redirect
-        # with it.
+        # It is for one method and one key, and valid for ``_SIGNED_SECONDS``. ``ask``
+        # follows no redirect with it.
         return self._sendable(_signed(self._signer, method, name, f"{self.root}/{name}"))
 
     def _listing_address(self, asked: Mapping[str, str]) -> str:

@@ -87,8 +87,8 @@ def scan(
 
     @contextmanager
     def worker() -> Iterator[Callable[[list[_Piece]], None]]:
-        # Each thread has one buffer, and its tests have arrays on that buffer, so that nothing is allocated
-        # for a chunk.
+        # Each thread has one buffer, and its tests have arrays on that buffer, so that nothing
+        # is allocated for a chunk.
         buffer = aligned_buffer(CHUNK_BYTES)
         tests: dict[tuple[str, str], Callable[[int], bool]] = {}
 
@@ -154,7 +154,7 @@ def _scan_piece(
 def _special_test(
     span: Span, buffer: memoryview, tests: dict[tuple[str, str], Callable[[int], bool]]
 ) -> Callable[[int], bool] | None:
-    """Return a function that tests the first bytes of the buffer for NaN and infinity; None for integers."""
+    """Return a test of the buffer's first bytes for NaN and infinity; None if the type has neither."""
     if span.dtype is None or span.dtype.float_code is None or span.nbytes == 0:
         return None
     key = (span.dtype.name, span.byteorder)
@@ -164,7 +164,7 @@ def _special_test(
 
 
 def _tester(dtype: DType, byteorder: str, buffer: memoryview) -> Callable[[int], bool]:
-    """Return a function that tests the first bytes of the buffer, and allocates nothing."""
+    """Return a test of the buffer's first bytes that allocates nothing."""
     import numpy as np
 
     # Little-endian floats of 4 and 8 bytes are tested by NumPy's ``isfinite``. All others are compared as
@@ -226,9 +226,9 @@ class Repetition:
 
     def add(self, block: memoryview) -> None:
         """Compare the next block, of whole elements."""
-        # Bytes repeat with a period of ``width`` if they equal themselves shifted by it. Of most blocks only
-        # the first element is compared. The first block is kept, so that further ones are compared with it as
-        # a whole.
+        # Bytes repeat with a period of ``width`` if they equal themselves shifted by it. Of most
+        # blocks only the first element is compared. The first block is kept, so that further ones are
+        # compared with it as a whole.
         width = self._itemsize
         if self._first is None:
             self.holds = block[:width] == block[width : 2 * width] or len(block) == width

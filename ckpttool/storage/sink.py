@@ -191,9 +191,9 @@ class Sink:
 
 def _is_shareable(tensor: Tensor, to: int) -> bool:
     """Return whether the kernel may share the elements with the other file, or have a server copy them."""
-    # They have to be in a file as they are to be written, and at the same offset in a block. Otherwise the
-    # kernel would copy them page by page, which takes twice the time of writing the bytes that were just
-    # read.
+    # They have to be in a file as they are to be written, and at the same offset in a block.
+    # Otherwise the kernel would copy them page by page, which takes twice the time of writing the
+    # bytes that were just read.
     values = tensor.values
     if not isinstance(values, Contiguous) or values.swap != 1 or not isinstance(values.source, Source):
         return False

@@ -222,8 +222,8 @@ def regular_descriptor(path: str, *, follows: bool = True, dir_fd: int | None = 
 
     ``follows``: whether the path may be a symlink. ``dir_fd``: open directory that it is relative to.
     """
-    # The type is checked on the open descriptor: between a check of the path and the opening, it could be
-    # replaced.
+    # The type is checked on the open descriptor: between a check of the path and the
+    # opening, it could be replaced.
     flags = _READ if follows else _READ | _FOLLOWS_NOTHING
     descriptor = held.open_file(path, flags) if dir_fd is None else os.open(path, flags, dir_fd=dir_fd)
     try:

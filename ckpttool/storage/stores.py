@@ -332,8 +332,8 @@ class BucketStore(Store):
 
 def _from_a_thread(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield blocks that are made in a thread, one ahead."""
-    # obstore can't be called in the thread in which it takes the blocks, but ``_guarded`` has to ask it for a
-    # status.
+    # obstore can't be called in the thread in which it takes the blocks, but ``_guarded``
+    # has to ask it for a status.
     from concurrent.futures import ThreadPoolExecutor
 
     iterator = iter(blocks)
@@ -368,8 +368,8 @@ class WebStore(BucketStore):
 
 def _listed_in_time(store: Any, prefix: str | None, url: str) -> Any:
     """Return obstore's listing of all pages; raise an OSError if it takes too long."""
-    # Only the asynchronous call can be cancelled. It runs in a thread, since this one may have an event loop
-    # already.
+    # Only the asynchronous call can be cancelled. It runs in a thread, since this one may
+    # have an event loop already.
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 

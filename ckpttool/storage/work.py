@@ -258,8 +258,8 @@ def submitted(
 
     If an executor takes no more tasks, such as a pool of processes that has lost one, futures have failed.
     """
-    # All are submitted before the first is yielded: workers on other machines are kept busy while results
-    # wait.
+    # All are submitted before the first is yielded: workers on other machines are kept
+    # busy while results wait.
     futures: deque[Future[R]] = deque()
     try:
         for item in items:

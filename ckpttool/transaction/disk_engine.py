@@ -181,9 +181,9 @@ def _hidden_names_of(
     come = [one for one in moves if not one.target.is_private]
     moved = [one for one in moves if roots.has_moved(one)]
     if come and not is_done:
-        # Before the commit, a checkpoint counts under its old names while it has all of them, and its new
-        # names are hidden. A directory has only one name at a time: once all parts are moved, the new names
-        # count.
+        # Before the commit, a checkpoint counts under its old names while it has all of them, and
+        # its new names are hidden. A directory has only one name at a time: once all parts are
+        # moved, the new names count.
         is_home = all(roots.status(Location(roots.listed.home(number), name)) for name in group.members)
         if is_home or len(come) > len([one for one in come if one in moved]):
             yield from (one.target.path for one in come if one in moved)

@@ -220,7 +220,7 @@ class OpenRoots:
             raise NameTaken(target.path) from error
 
     def link(self, source: Location, target: Location, *, is_strict: bool = False) -> bool:
-        """Link an entry to a second name, or rename one that can't have two; return if it has both."""
+        """Link an entry to a second name, or rename it if it can't have two; return whether it has both."""
         (here, name), (there, other) = self.at(source), self.at(target)
         return link_or_rename(
             name, here, other, there, lambda: status_of(other, there) is not None, is_strict=is_strict

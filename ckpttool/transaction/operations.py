@@ -204,9 +204,9 @@ class Stage:
                     self._do(one)
                 except (OSError, StalePlan) as failure:
                     failures[one.group] = failure
-                    # One failure reverts a whole indivisible list, so the rest needn't be tried. A removal
-                    # goes on: it is repeated without the groups that fail, and should find all of these at
-                    # once.
+                    # One failure reverts a whole indivisible list, so the rest needn't be tried.
+                    # A removal goes on: it is repeated without the groups that fail, and should
+                    # find all of these at once.
                     if not listed.is_indivisible:
                         failures |= self._back_group(one.group)
                     elif not listed.is_removal:
@@ -315,9 +315,9 @@ class Stage:
         try:
             self._write_done(numbers)
         except OSError as error:
-            # The file may have reached the disk although writing it failed. The operations may be reverted
-            # only if it is removed durably; otherwise recovery could find it, and take reverted groups for
-            # committed ones.
+            # The file may have reached the disk although writing it failed. The operations may be
+            # reverted only if it is removed durably; otherwise recovery could find it, and take reverted
+            # groups for committed ones.
             try:
                 with suppress(FileNotFoundError):
                     self._inner.unlink(DONE)
@@ -424,8 +424,8 @@ class Stage:
 
     def _revert(self, steps: Sequence[Move]) -> None:
         """Revert consecutive operations of one group, unless one of them is blocked."""
-        # All steps are checked before the first is reverted: a checkpoint that is blocked stays whole in its
-        # place.
+        # All steps are checked before the first is reverted: a checkpoint that is blocked
+        # stays whole in its place.
         roots = self.roots
         moved = [one for one in steps if roots.has_moved(one)]
         for one in moved:
@@ -464,8 +464,8 @@ class Stage:
                 raise FileExistsError(errno.EEXIST, _TAKEN, one.target.path)
             roots.unlink(old.location)  # the newer save has replaced it
             return
-        # Without hard links, the restored file has left the trash: before it is replaced, it gets its name
-        # there again.
+        # Without hard links, the restored file has left the trash: before it is replaced, it
+        # gets its name there again.
         if is_new and one.source.root == "trash" and roots.status(one.source) is None:
             roots.link(one.target, one.source)
             self.sync()

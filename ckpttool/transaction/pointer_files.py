@@ -96,8 +96,8 @@ def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *
     Raises:
         ValueError: It names no checkpoint any more.
     """
-    # If others have changed it since, only a list can be merged, entry by entry. Other pointers are left
-    # unchanged.
+    # If others have changed it since, only a list can be merged, entry by entry. Other
+    # pointers are left unchanged.
     if now == one.after and is_all:
         return one.inverse
     kind = None if one.is_link else list_kind(one.name)

@@ -122,9 +122,9 @@ class _Settlement:
         settled, listed = self._settled, self._listed
         is_removal = listed.kind == "remove"
         numbers = range(len(listed.groups))
-        # In a copy of the directory all inodes differ, so moved files can't be identified, and no move is
-        # settled. A removal is: nothing whose fingerprint differs is ever unlinked, and whole checkpoints are
-        # moved back.
+        # In a copy of the directory all inodes differ, so moved files can't be identified, and no move
+        # is settled. A removal is: nothing whose fingerprint differs is ever unlinked, and whole
+        # checkpoints are moved back.
         if not is_removal and (self._is_old_copy() if listed.is_copy is None else listed.is_copy):
             advice = f"keep what you need, and remove {shown(self._stage.path)}"
             why = f"the directory was copied while a command was at work; {advice}"
@@ -155,8 +155,8 @@ class _Settlement:
     def _keep_blocked(self) -> None:
         """Complete and commit groups that can't be reverted, since other files have their names."""
         # A trainer that continued after the kill may have saved under the old name of a checkpoint that had
-        # been moved already. Neither of the two may be lost, so the move is completed, and in an indivisible
-        # list all moves are.
+        # been moved already. Neither of the two may be lost, so the move is completed, and in an
+        # indivisible list all moves are.
         settled, listed = self._settled, self._listed
         if self._stage.is_committed or listed.kind in ("remove", "output"):
             return

@@ -478,9 +478,9 @@ def _require_made_here(directory: OpenDirectory, area: OpenDirectory) -> None:
             own = _host()
             if inode != status.st_ino:
                 raise UnsafeArea("it is a copy, or comes out of an archive")
-            # A free lock proves that the command has ended only if that ran under this kernel. A container
-            # may have another host name, but has the same boot ID. If this host was restarted since, the
-            # command has ended.
+            # A free lock proves that the command has ended only if that ran under this kernel. A
+            # container may have another host name, but has the same boot ID. If this host was restarted
+            # since, the command has ended.
             if host != own["host"] and (not boot or boot != own["boot"]):
                 raise UnsafeArea(f"it was made on the host {host!r}, where somebody may work in it")
         case _:

@@ -188,9 +188,9 @@ def require_own_status(
         what = "a symlink" if stat.S_ISLNK(status.st_mode) else "no directory"
         raise AccessDenied(path, f"is {what}; {LEFT_AS_IT_IS}")
     _require_owner(path, status, around, otherwise)
-    # Users who may write in ``around`` can remove all files there anyway, so they gain nothing from a stage
-    # that they may write in. In a sticky directory they can't remove those of others, so there a stage must
-    # be closed to them.
+    # Users who may write in ``around`` can remove all files there anyway, so they gain nothing from a
+    # stage that they may write in. In a sticky directory they can't remove those of others, so there a
+    # stage must be closed to them.
     is_sticky = bool(around.st_mode & stat.S_ISVTX)
     if status.st_mode & _OTHERS & (_OTHERS if is_sticky else ~around.st_mode):
         raise AccessDenied(path, f"others may have written in it; {LEFT_AS_IT_IS}")
@@ -199,8 +199,8 @@ def require_own_status(
 @contextmanager
 def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory]:
     """Open a directory of ours below another one, name by name, and require that it is ours."""
-    # It is checked by its path before it is opened, and again by its descriptor: it may have been replaced
-    # meanwhile.
+    # It is checked by its path before it is opened, and again by its descriptor: it may have
+    # been replaced meanwhile.
     path = os.path.join(around, *names)
     require_own(path, directory)
     with ExitStack() as stack:

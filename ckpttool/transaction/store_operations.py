@@ -291,7 +291,7 @@ class StoreOperations:
     # Restoration --------------------------------------------------------------------------------------
 
     def missing(self) -> tuple[list[StoredObject], Failures]:
-        """Return the objects that are to be restored, and why some groups can't be."""
+        """Return the objects that are to be restored, and the errors of groups that can't be."""
         self._load_versions()
         results = list(results_of(self.is_back, self._all))
         failures = _failures(results)

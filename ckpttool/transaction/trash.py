@@ -188,8 +188,8 @@ def records_under_other_names(directory: str) -> list[CommandRecord]:
 
 def adopt(directory: str, records: Iterable[CommandRecord]) -> None:
     """Move records, with their checkpoints, to the trash under the current name of a locked directory."""
-    # If a directory was renamed, the trash next to it has its old name. Records are of this directory if they
-    # have its inode.
+    # If a directory was renamed, the trash next to it has its old name. Records are of this
+    # directory if they have its inode.
     beside = state_dir_beside(directory)
     for record in records:
         try:
@@ -202,7 +202,7 @@ def adopt(directory: str, records: Iterable[CommandRecord]) -> None:
 
 
 def is_of_other_directory(record: CommandRecord) -> bool:
-    """Return whether a record belongs to another directory of the same name; not so for a copy of it."""
+    """Return whether a record belongs to another directory of the same name; False in a copy of that one."""
     if record.root is None or record.root == inode_of(record.directory):
         return False
     copies = (operations_in_copy(record.directory, one.undoing, record.state_dir) for one in record.steps)
@@ -222,7 +222,7 @@ def other_directory_problem(record: CommandRecord) -> Problem:
 
 
 def renamed_directory(record: CommandRecord) -> str | None:
-    """Return the path of the directory that a record was made for, if it was renamed in place."""
+    """Return the path of the directory that a record was made for, if it was renamed within its parent."""
     return next(
         (path for path, inode in _directories_in(record.state_dir.path) if inode == record.root), None
     )

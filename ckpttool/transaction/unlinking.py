@@ -81,8 +81,8 @@ def purge(place: int, contents: Contents, *, may_be_gone: bool = False) -> Itera
         contents: Files and directories to remove.
         may_be_gone: Whether a part of them may be missing already.
     """
-    # Each directory is opened once for all of its files. Directories are removed after them, the deepest
-    # first.
+    # Each directory is opened once for all of its files. Directories are removed after
+    # them, the deepest first.
     for parent, files in groupby(contents.files, key=lambda file: os.path.dirname(file.path)):
         try:
             with _opened_within(parent, place) as directory:
