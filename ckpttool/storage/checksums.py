@@ -286,8 +286,9 @@ def content_tag_like(etag: str, size: int, part: int) -> ContentTag | None:
         size: Number of bytes.
         part: Part size of ckpttool's own uploads.
     """
-    # An ETag ends with the number of parts, which doesn't give their size. The usual sizes are tried: the
-    # first one that gives this number is taken.
+    # An ETag ends with the number of parts, which doesn't give their size. The usual sizes are tried, and the
+    # first one that gives this number is taken. If that is wrong, the ETags differ, which proves nothing: the
+    # bytes are compared then.
     if (match := _ETAG.fullmatch(etag)) is None:
         return None
     if match[2] is None:
