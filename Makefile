@@ -31,12 +31,13 @@ shuffled: $(VENV)/.test  ## the suite ten times, in other orders, time zones, la
 golden: $(VENV)/.test    ## rewrite the answers that tests expect, in tests/golden; read the difference
 	$(BIN)/python -m pytest -q --write-golden -m '' $(ARGS)
 
-check: $(VENV)/.test     ## formatting, lint, types, layers
+check: $(VENV)/.test     ## formatting, lint, types, layers, words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.whole_programs 199
+	$(BIN)/python -m tests.words
 
 bench: $(VENV)/.test     ## speed and memory against the peers; AGAINST=REV: against an earlier commit; ARGS=quick
 	$(BIN)/python -m compileall -q ckpttool tests/benchmarks

@@ -206,7 +206,7 @@ def _take_part(
 
 
 def _leave_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_VerifyTarget]:
-    """Return the targets, of which those outside of the sample are marked."""
+    """Return the targets, with those outside of the sample marked."""
     from ckpttool.ops.manifest import last_read, record_of
     from ckpttool.ops.workload import Candidate, choose
 

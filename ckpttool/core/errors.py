@@ -180,7 +180,7 @@ def error_of(failure: CheckpointError, where: str | None = None) -> Finding:
 def require_at_most(
     path: str, most: int, count: int, found: str, where: str | None = None, code: str | None = None
 ) -> None:
-    """Raise ``LimitExceeded`` if there are more than ``most``; the count is inserted into ``found``."""
+    """Raise ``LimitExceeded`` if a count is above ``most``; it is inserted into ``found``."""
     if count > most:
         expected = f"at most {most:,}"
         raise LimitExceeded(path, found.format(count), expected=expected, where=where, code=code)

@@ -186,7 +186,7 @@ def _weights(directory: str, entries: Entries) -> list[Unit]:
 
 
 def _weights_format(parts: OpenedParts, weights: list[Unit]) -> str:
-    """Return the format of the weights, or PyTorch's, which other parts have, if there are none."""
+    """Return the format of the weights; without weights PyTorch's, the format of the other parts."""
     if not weights:
         return "pytorch"
     name = os.path.basename(weights[0].path)

@@ -117,7 +117,7 @@ class Rewritten(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """Removal of entries from the state dict of a directory; all others stay as they are.
+    """Removal of entries from the state dict of a directory; all others are kept as they are.
 
     Attributes:
         lost: Names of the entries.

@@ -181,7 +181,7 @@ def _names_in(module: Any, name: str) -> str:
 
 @cache
 def import_user_module(place: str) -> ModuleType:
-    """Return a module by its name or its file; it runs once, so that its classes stay identical."""
+    """Return a module by its name or its file; it runs once, since a second run would make other classes."""
     with _failures_of_user_code(f"{shown(place)} can't be imported"):
         module = _import_by_place(place)
     _user_modules.add(module.__name__)

@@ -89,7 +89,7 @@ def name_only_text(difference: Difference) -> str:
 
 
 def summary_line(difference: Difference) -> str:
-    """Return the summary in one line: number and size of the changes, or that there are none."""
+    """Return the summary in one line: number and size of the changes, or that nothing changed."""
     if difference.equal:
         return _equal_line(difference)
     if replace(difference, not_compared=(), undecided=()).equal:

@@ -179,7 +179,7 @@ def _series_facts(series: ListedSeries, style: ListStyle) -> Iterator[str]:
 
 
 def _only_format(rows: Sequence[ListedCheckpoint]) -> list[str]:
-    """Return the format of all checkpoints, as far as known; an empty list if there are several."""
+    """Return the format of all checkpoints, as far as known; an empty list if they differ."""
     formats = {row.entry.format for row in rows if row.entry.format is not None}
     return [*formats] if len(formats) == 1 else []
 

@@ -238,7 +238,7 @@ def small_call_nodes(call: Call) -> Sequence[object] | None:
 
 
 def describe_content(nbytes: int, crc: int, *, what: str = "") -> str:
-    """Return a description of content by size and checksum, after the words ``what``."""
+    """Return a description of content: a given text, its size and its checksum."""
     return f"<{what}{nbytes:,} bytes, CRC-32 {crc:08x}>"
 
 

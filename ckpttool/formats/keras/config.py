@@ -141,7 +141,7 @@ class _Level(NamedTuple):
 
 
 def judge(config: object, where: str, nbytes: int) -> tuple[Finding, ...]:
-    """Return the findings for what loading a configuration could run, read or allocate.
+    """Return findings on code, files and memory that loading a configuration could run, read or allocate.
 
     Args:
         config: Parsed configuration.

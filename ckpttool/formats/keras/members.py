@@ -1,4 +1,4 @@
-"""Reads the records of a ``.keras`` zip, and judges what loading them could run.
+"""Records of a ``.keras`` zip, and findings on code that loading them could run.
 
 Source: Keras ``src/saving/saving_lib.py``.
 """

@@ -281,7 +281,7 @@ def cuts_of(job: ZeroJob) -> Iterator[ParameterCut]:
 
 
 def _cuts_of_stage_3(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCut]:
-    """Yield the parameters of stage 3, each of which is cut into equal parts, one for each rank."""
+    """Yield the parameters of stage 3, each cut into equal parts, one for each rank."""
     # A part has ceil(count / ranks) elements, of which the last ranks' may be partly or wholly padding, so a
     # parameter begins at the same offset in each rank. A rank's flat groups are read as one sequence: a part
     # may span several of them, which the search in their cumulated ends finds.

@@ -490,7 +490,7 @@ def _carry_out(planned: PlannedNames, result: RenameResult) -> RenameResult:
 
 
 def _failed_with(listed: OperationList, directory: str, failure: CheckpointError) -> dict[str, str]:
-    """Return one reason for all checkpoints of a list, or for the directory if there are only pointers."""
+    """Return one reason for all checkpoints of a list, or for the directory if only pointers change."""
     return dict.fromkeys([one.path for one in listed.groups] or [directory], failure.reason)
 
 

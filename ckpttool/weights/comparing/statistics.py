@@ -171,7 +171,7 @@ class Tally:
         return self.moduli, self.aa, self.bb, self.ab, self.dd
 
     def condense(self) -> None:
-        """Reduce each sum to one term, so that a tally stays small in memory and between processes."""
+        """Reduce each sum to one term, to keep a tally small in memory and between processes."""
         for total in self.sums():
             total.condense()
 

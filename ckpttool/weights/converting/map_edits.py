@@ -149,7 +149,7 @@ class _MapEdits:
         self._mapped[target] = what
 
     def _path(self, place: str, tensor: Tensor, name: str) -> Path:
-        """Return the path for a new name; in a tree, it must stay in the same container."""
+        """Return the path for a new name; in a tree, it must be in the same container."""
         if self._content.tree is None:
             return tuple(name.split(".")) if len(tensor.path) > 1 else (name,)
         containers = ".".join(map(str, tensor.path[:-1]))
