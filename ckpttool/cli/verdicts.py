@@ -261,7 +261,7 @@ def _verify_each(
             )
             error = result.error
             is_no_verdict = (
-                result.is_lost or target.is_named or not fs.place_of(target.path).errors_are_verdicts
+                result.is_lost or target.is_named or not fs.place_of(target.path).errors_concern_files
             )
             if result.verification is not None:
                 _add_verdict(target, result.verification, result, command, outcome)

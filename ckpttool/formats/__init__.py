@@ -178,7 +178,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 def open_path(path: str | os.PathLike[str], *, allows_losses: bool = False) -> Checkpoint:
     """Open a checkpoint as ``open_checkpoint`` does; ``allows_losses`` is as in ``Probe``."""
-    with fs.answers_below(os.path.dirname(os.fspath(path))):
+    with fs.raising_failed_requests(os.path.dirname(os.fspath(path))):
         try:
             return open_with(path, recognise, allows_losses=allows_losses)
         except NotACheckpoint:

@@ -80,7 +80,7 @@ def verify(
     unit, name = (path, path.path) if isinstance(path, Unit) else (None, os.fspath(path))
     copy = None if against is None else os.fspath(against)
     format = unit.format if unit else None
-    with fs.answers_below(os.path.dirname(name)), memory_checked(name):
+    with fs.raising_failed_requests(os.path.dirname(name)), memory_checked(name):
         try:
             if format is None:
                 with Probe(name) as probe:

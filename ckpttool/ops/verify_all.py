@@ -355,7 +355,7 @@ def verify_all(
             if result.verification is not None:
                 verdicts.append(result.verification)
             elif result.error is not None:
-                is_verdict = fs.place_of(one.path).errors_are_verdicts and one.path not in own
+                is_verdict = fs.place_of(one.path).errors_concern_files and one.path not in own
                 if is_verdict and not result.is_lost:
                     verdicts.append(unreadable(result.error))
                 else:

@@ -190,7 +190,12 @@ def _entry_from(
 ) -> Entry | None:
     try:
         above = os.path.dirname(unit.path)
-        with memory_checked(unit.path), by_directory(), fs.answers_below(above), opened() as checkpoint:
+        with (
+            memory_checked(unit.path),
+            by_directory(),
+            fs.raising_failed_requests(above),
+            opened() as checkpoint,
+        ):
             return _sound_entry(unit, files, checkpoint, holds_others)
     except NotFound:
         return None

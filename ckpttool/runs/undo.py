@@ -25,7 +25,7 @@ from ckpttool.transaction.history import (
     CommandRecord,
     RecordKind,
     identities,
-    moment_of,
+    local_time_of,
     read_record,
     write_record,
 )
@@ -145,7 +145,7 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
             if progress.restored or progress.pointers:
                 break
             if older and not all(record.is_told for record in records):
-                hint = f"the next undo takes the command before, of {moment_of(older[0])}"
+                hint = f"the next undo takes the command before, of {local_time_of(older[0])}"
                 progress.warnings.append(f"nothing was restored; {hint}")
                 return progress.result()
         if not commands and not recursive:
@@ -293,7 +293,7 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
 def _raise_of_store(error: OSError) -> None:
     """Raise errors of a store; an unreadable directory on a disk has no trash of ckpttool."""
     path = os.fspath(error.filename or "")
-    if not fs.place_of(path).errors_are_verdicts and not isinstance(error, FileNotFoundError):
+    if not fs.place_of(path).errors_concern_files and not isinstance(error, FileNotFoundError):
         raise from_os_error(error, path)
 
 

@@ -32,7 +32,7 @@ except ImportError:  # no such locks on Windows
 
 HAS_LOCKS = fcntl is not None
 
-FOLLOWS_NOTHING = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+NO_FOLLOW = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 """Flags that create a file, and fail if it exists; ``O_EXCL`` refuses a symlink, too."""
 
@@ -125,7 +125,7 @@ class OpenDirectory:
         """Open a subdirectory."""
         if self.descriptor is None:
             return OpenDirectory(self.join(name))
-        flags = DIRECTORY | FOLLOWS_NOTHING
+        flags = DIRECTORY | NO_FOLLOW
         return OpenDirectory(self.join(name), os.open(name, flags, dir_fd=self.descriptor))
 
     def make(self, name: str, mode: int = 0o777) -> OpenDirectory:
@@ -438,7 +438,7 @@ def remove_leftover(directory: OpenDirectory, name: str) -> None:
             return
         # The name may be planted: as a pipe, at which opening would wait without O_NONBLOCK, or as a second
         # name of a file of this user.
-        flags = FOLLOWS_NOTHING | os.O_NONBLOCK
+        flags = NO_FOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(directory.at(name), flags | os.O_RDWR, dir_fd=directory.descriptor)
         except PermissionError:  # it is read-only

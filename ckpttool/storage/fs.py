@@ -112,9 +112,9 @@ def refresh(path: str) -> None:
     place_of(path).refresh(path)
 
 
-def answers_below(directory: str) -> AbstractContextManager[None]:
+def raising_failed_requests(directory: str) -> AbstractContextManager[None]:
     """Return a context that raises, at its end, the first request below a directory that failed."""
-    return place_of(directory).answers_below(directory)
+    return place_of(directory).raising_failed_requests(directory)
 
 
 def normpath(path: str) -> str:

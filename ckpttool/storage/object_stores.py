@@ -188,7 +188,7 @@ class RemoteSource(Source):
 
     def _request(self, begin: int, end: int, where: str | None) -> bytes:
         try:
-            with remote.noted_failures(self.path):
+            with remote.recording_failures(self.path):
                 data = self._store.read(self._name, begin, end, self._object)
                 if len(data) != end - begin:
                     found = f"bytes {begin}..{end}: the store sent {len(data):,} bytes"
@@ -247,7 +247,7 @@ class ObjectStores(Place):
     """Object stores, web servers and the Hub, by URL."""
 
     reads_are_free: ClassVar[bool] = False
-    errors_are_verdicts: ClassVar[bool] = False
+    errors_concern_files: ClassVar[bool] = False
     keeps_checksums: ClassVar[bool] = True
     opens_by_path: ClassVar[bool] = False
     can_rename: ClassVar[bool] = False
@@ -357,8 +357,8 @@ class ObjectStores(Place):
     def ask_again(self, path: str) -> None:
         remote.forget_at(path)
 
-    def answers_below(self, directory: str) -> AbstractContextManager[None]:
-        return remote.answers_below(directory)
+    def raising_failed_requests(self, directory: str) -> AbstractContextManager[None]:
+        return remote.raising_failed_requests(directory)
 
 
 def _holds(store: Store, name: str, data: bytes) -> bool:

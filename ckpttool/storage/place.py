@@ -31,7 +31,7 @@ class Place(ABC):
 
     Attributes:
         reads_are_free: Whether looking at more files takes no requests, which cost time and money.
-        errors_are_verdicts: Whether an error while reading is about the file, rather than about a network.
+        errors_concern_files: Whether an error while reading is about the file, rather than about a network.
         keeps_checksums: Whether the checksums of a file can be asked for without reading it.
         opens_by_path: Whether other software, such as libraries, can open files by their paths.
         can_rename: Whether files can be renamed and directories locked, as staging needs it.
@@ -41,7 +41,7 @@ class Place(ABC):
     """
 
     reads_are_free: ClassVar[bool]
-    errors_are_verdicts: ClassVar[bool]
+    errors_concern_files: ClassVar[bool]
     keeps_checksums: ClassVar[bool]
     opens_by_path: ClassVar[bool]
     can_rename: ClassVar[bool]
@@ -154,7 +154,7 @@ class Place(ABC):
         """Discard cached answers about a single path."""
 
     @abstractmethod
-    def answers_below(self, directory: str) -> AbstractContextManager[None]:
+    def raising_failed_requests(self, directory: str) -> AbstractContextManager[None]:
         """Return a context that raises, at its end, the first failed request below a directory.
 
         A reader may have taken the failure for damage.
@@ -182,7 +182,7 @@ class Disk(Place):
     """File systems of this machine."""
 
     reads_are_free: ClassVar[bool] = True
-    errors_are_verdicts: ClassVar[bool] = True
+    errors_concern_files: ClassVar[bool] = True
     keeps_checksums: ClassVar[bool] = False
     opens_by_path: ClassVar[bool] = True
     can_rename: ClassVar[bool] = True
@@ -307,5 +307,5 @@ class Disk(Place):
     def ask_again(self, path: str) -> None:
         """Do nothing: the system is asked each time."""
 
-    def answers_below(self, directory: str) -> AbstractContextManager[None]:
+    def raising_failed_requests(self, directory: str) -> AbstractContextManager[None]:
         return nullcontext()

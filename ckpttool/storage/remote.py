@@ -150,8 +150,8 @@ def entries(url: str) -> list[os.DirEntry[str]]:
 
 
 @contextmanager
-def noted_failures(url: str) -> Iterator[None]:
-    """Record a failed request for a URL; see ``answers_below``."""
+def recording_failures(url: str) -> Iterator[None]:
+    """Record a failed request for a URL; see ``raising_failed_requests``."""
     try:
         yield
     except FileNotFoundError:
@@ -163,7 +163,7 @@ def noted_failures(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def answers_below(directory: str) -> Iterator[None]:
+def raising_failed_requests(directory: str) -> Iterator[None]:
     """Raise, at the end, the first failed request below a directory."""
     # Readers report much of what can't be read as damage of the checkpoint. A failure of the network isn't,
     # so it replaces their result, or their error.
@@ -225,7 +225,7 @@ def _ask(url: str) -> Known | None:
     store, name = store_at(url)
     if not name:
         return _directory(url)
-    with noted_failures(url):
+    with recording_failures(url):
         try:
             return _object(url, store.status(name))
         except FileNotFoundError:
@@ -235,7 +235,7 @@ def _ask(url: str) -> Known | None:
 
 def _list(url: str) -> list[RemoteEntry]:
     store, name = store_at(url)
-    with noted_failures(url):
+    with recording_failures(url):
         listing = store.listing(name)
     if both := sorted(listing.directories & listing.objects.keys()):
         raise OSError(errno.ENOTSUP, f"{both[0]} is both an object and a directory", url)

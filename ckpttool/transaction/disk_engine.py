@@ -17,7 +17,7 @@ from ckpttool.transaction.history import CommandRecord
 from ckpttool.transaction.journal import Group, Location, OperationList
 from ckpttool.transaction.mounts import require_unmounted
 from ckpttool.transaction.open_roots import OpenRoots, open_roots
-from ckpttool.transaction.removal import put_aside, remove
+from ckpttool.transaction.removal import move_to_trash, remove
 from ckpttool.transaction.settling import Settled, settle_stage
 from ckpttool.transaction.stages import JOURNAL, stages
 from ckpttool.transaction.state_dir import (
@@ -30,7 +30,7 @@ from ckpttool.transaction.state_dir import (
     state_dir_of_stage,
 )
 from ckpttool.transaction.stored_journals import read_journal
-from ckpttool.transaction.transaction import Outcome, apply, obstacles
+from ckpttool.transaction.transaction import Outcome, apply, blocked_groups
 from ckpttool.transaction.unlinking import purge, require_removable
 
 
@@ -42,7 +42,7 @@ class DiskEngine(Engine):
 
     def remove(self, removals: Sequence[Group], identity: str, method: UndoMethod) -> Outcome:
         if method is UndoMethod.TRASH:
-            return put_aside(self.directory, removals, identity)
+            return move_to_trash(self.directory, removals, identity)
         return remove(self.directory, removals)
 
     def restorable(
@@ -51,7 +51,7 @@ class DiskEngine(Engine):
         numbers = range(len(undoing.groups))
         if dry_run and not is_latest_step:  # after two renames, the names in between don't exist yet
             return Restorable([*numbers], frozenset(), {})
-        stuck = dict(obstacles(self.directory, undoing, record.state_dir))
+        stuck = dict(blocked_groups(self.directory, undoing, record.state_dir))
         failures = {undoing.groups[number].path: failure for number, failure in stuck.items()}
         return Restorable([one for one in numbers if one not in stuck], frozenset(), failures)
 

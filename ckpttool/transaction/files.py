@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.storage import fs, held
-from ckpttool.storage.directories import FOLLOWS_NOTHING
+from ckpttool.storage.directories import NO_FOLLOW
 
 MAX_LEVELS = 100
 """Limit on nested directories in a checkpoint: each takes an open descriptor while it is walked."""
@@ -191,7 +191,7 @@ def opened(path: str, parent: int | None = None) -> Iterator[int]:
         for name in filter(None, path.split(os.sep)):
             above = descriptor
             try:
-                descriptor = os.open(name, held.DIRECTORY | FOLLOWS_NOTHING, dir_fd=above)
+                descriptor = os.open(name, held.DIRECTORY | NO_FOLLOW, dir_fd=above)
             finally:
                 os.close(above)
     try:

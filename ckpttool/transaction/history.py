@@ -100,7 +100,7 @@ def inode_of(directory: str) -> int | None:
         raise from_os_error(error, directory) from error
 
 
-def moment_of(identity: str) -> str:
+def local_time_of(identity: str) -> str:
     """Return the time of a command as local time with its UTC offset."""
     from datetime import datetime
 

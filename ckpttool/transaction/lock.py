@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, from_os_error
 from ckpttool.storage import fs
-from ckpttool.storage.directories import FOLLOWS_NOTHING, OpenDirectory, try_lock
+from ckpttool.storage.directories import NO_FOLLOW, OpenDirectory, try_lock
 from ckpttool.transaction.state_dir import state_dir_beside, state_dir_of, user_name
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ BUSY = "locked"
 """Code of the error if another command holds a lock."""
 ANOTHER_AT_WORK = "another ckpttool is changing this directory"
 
-_FLAGS = FOLLOWS_NOTHING | getattr(os, "O_NONBLOCK", 0)
+_FLAGS = NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
 _MODE = 0o644
 """Others can lock a file that they can read, so a stale lock file of another user is no obstacle."""
 

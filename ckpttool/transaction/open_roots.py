@@ -148,7 +148,7 @@ class OpenRoots:
         inodes = {file.inode for file in here.files}
         return any(file.inode in inodes for file in noted) or not (noted or here.files)
 
-    def is_as_noted(self, one: Move, location: Location) -> bool:
+    def is_unmodified_at(self, one: Move, location: Location) -> bool:
         """Return whether the unmodified file or directory of a move is at a location."""
         status = self.status(location)
         if status is None or one.file is not None:
@@ -195,12 +195,12 @@ class OpenRoots:
             if one.replaces is not None:
                 is_free = status is not None and one.replaces.file.is_of(status)
             else:
-                is_free = status is None or (status.st_dev, status.st_ino) in self._leaving
+                is_free = status is None or (status.st_dev, status.st_ino) in self._moved_away
             if not is_free:
                 raise NameTaken(one.target.path)
 
     @cached_property
-    def _leaving(self) -> set[tuple[int, int]]:
+    def _moved_away(self) -> set[tuple[int, int]]:
         """Device and inode of the files that are moved away before others get their names."""
         moves = (one for one in self.listed.operations if isinstance(one, Move) and one.target.is_private)
         found = (self.status(one.source) for one in moves if one.source.root == "directory")

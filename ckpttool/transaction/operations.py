@@ -208,7 +208,7 @@ class Stage:
                     # A removal goes on: it is repeated without the groups that fail, and should
                     # find all of these at once.
                     if not listed.is_indivisible:
-                        failures |= self._back_group(one.group)
+                        failures |= self._revert_group(one.group)
                     elif not listed.is_removal:
                         break
         return failures
@@ -245,7 +245,7 @@ class Stage:
     def _move(self, one: Move) -> None:
         """Give a file or a directory its new name, replacing the file that has it."""
         old = one.replaces
-        if (one.file or old) and not self.roots.is_as_noted(one, one.source):
+        if (one.file or old) and not self.roots.is_unmodified_at(one, one.source):
             is_leaving = one.target.is_private
             problem = "it has changed" if is_leaving else "what was to take its place has gone"
             raise StalePlan(problem, since_plan=True)
@@ -279,7 +279,7 @@ class Stage:
                     self._set_aside([one])
                     self._move(one)
             elif not self.roots.has_moved(one):
-                if not self.roots.is_as_noted(one, one.source):
+                if not self.roots.is_unmodified_at(one, one.source):
                     raise StalePlan("it has changed", since_plan=True)
                 self._move(one)
 
@@ -378,7 +378,7 @@ class Stage:
         self.sync()
         return failures
 
-    def _back_group(self, number: int) -> Failures:
+    def _revert_group(self, number: int) -> Failures:
         """Revert the operations of one group, without pointers."""
         return self._reverted(number, self.listed.of_groups[number][::-1])
 
@@ -410,7 +410,7 @@ class Stage:
         is_file = status is not None and stat.S_ISREG(status.st_mode)
         return is_file and self.roots.status(one.source) is None and self.roots.has_moved(one)
 
-    def back_all(self) -> Failures:
+    def revert_all(self) -> Failures:
         """Revert all operations, and drop their undo step."""
         failures = self.back(range(len(self.listed.groups)))
         if not failures:
@@ -437,7 +437,7 @@ class Stage:
                 self._restore_replaced(one, one.replaces)
             elif not one.is_new:
                 self._revert_move(one)
-            elif roots.is_as_noted(one, one.target):
+            elif roots.is_unmodified_at(one, one.target):
                 roots.unlink(one.target)
 
     def _revert_move(self, one: Move) -> None:
@@ -445,7 +445,7 @@ class Stage:
         # An entry from the trash, or a new file of an output, that was written to since belongs to the
         # writer. It keeps its place, and only its second name is removed.
         is_restored = one.source.root == "trash" or (self.listed.kind == "output" and one.source.is_private)
-        if is_restored and not self.roots.is_as_noted(one, one.target):
+        if is_restored and not self.roots.is_unmodified_at(one, one.target):
             self.roots.unlink(one.source)
         elif self.roots.status(one.source) is None:
             self.roots.move_back(one)
@@ -458,7 +458,7 @@ class Stage:
         if roots.is_same_file(one.target, old.location):
             roots.unlink(old.location)
             return
-        is_new = roots.is_as_noted(one, one.target)
+        is_new = roots.is_unmodified_at(one, one.target)
         if not is_new and roots.status(one.target) is not None:
             if not self.is_in_trash(one):
                 raise FileExistsError(errno.EEXIST, _TAKEN, one.target.path)
@@ -520,7 +520,7 @@ class Stage:
             if not self.roots.is_same_file(one.source, one.target):
                 if one.source.is_private:
                     both[one.group] = f"{_TAKEN}; it is in {self.shown_place(one.group)}"
-            elif one.source.is_private or self.roots.is_as_noted(one, one.source):
+            elif one.source.is_private or self.roots.is_unmodified_at(one, one.source):
                 self.roots.unlink(one.source)
             else:
                 names = f"{one.source.path} and {one.target.path}"
@@ -532,7 +532,7 @@ class Stage:
     def _is_kept(self, one: Move) -> bool:
         """Return whether a file has only its old name, since another file has the new one."""
         has_one_name = one.is_within and not self.roots.is_same_file(one.source, one.target)
-        return has_one_name and self.roots.is_as_noted(one, one.source)
+        return has_one_name and self.roots.is_unmodified_at(one, one.source)
 
     def _saved_again(self, indexes: Mapping[str, str]) -> set[str]:
         """Return the indexes that name files saved since by others, even if their text is unchanged.

@@ -103,7 +103,7 @@ def _lacks_room(directory: str, removal: Group, outcome: Outcome, *, is_refused:
     """Return whether a removal is to be repeated once the disk has room."""
     if removal.path in outcome.failures:
         is_in_place = all(fs.lexists(os.path.join(directory, name)) for name in removal.members)
-        return outcome.failures[removal.path].is_crowded and is_in_place
+        return outcome.failures[removal.path].is_disk_full and is_in_place
     return is_refused and removal.path not in outcome.done
 
 
@@ -111,7 +111,7 @@ def _names(removals: Iterable[Group]) -> set[str]:
     return {os.path.basename(one.path) for one in removals}
 
 
-def put_aside(directory: str, removals: Sequence[Group], identity: str) -> Outcome:
+def move_to_trash(directory: str, removals: Sequence[Group], identity: str) -> Outcome:
     """Move checkpoints of one directory into its trash; ``freed`` is the number of bytes moved."""
     outcome = Outcome()
     try:

@@ -190,11 +190,11 @@ class _Settlement:
         if one.replaces is not None:
             if roots.status(one.target) is None or roots.is_same_file(one.target, one.replaces.location):
                 return False
-            return not (roots.is_as_noted(one, one.target) or self._stage.is_in_trash(one))
+            return not (roots.is_unmodified_at(one, one.target) or self._stage.is_in_trash(one))
         if one.is_new:
             return False
         if one.source.root == "trash":  # it was restored, and written to since
-            return not roots.is_as_noted(one, one.target)
+            return not roots.is_unmodified_at(one, one.target)
         if one.source.is_private or roots.status(one.source) is None:
             return False
         if roots.is_same_file(one.source, one.target):
@@ -210,7 +210,7 @@ class _Settlement:
         if not done.isdisjoint(settled.put_back):
             self._stage.withdraw(settled.put_back)
         if not was_committed and not settled.failures:
-            failed = self._stage.back_all()
+            failed = self._stage.revert_all()
         else:
             failed = self._stage.back(numbers) if numbers else {}
         settled.failures |= {number: str(failure) for number, failure in failed.items()}

@@ -29,8 +29,8 @@ from typing import Literal
 from ckpttool.core.errors import AccessDenied, CheckpointError, UsageError, from_os_error, system_text
 from ckpttool.storage import fs
 from ckpttool.storage.directories import (
-    FOLLOWS_NOTHING,
     HAS_LOCKS,
+    NO_FOLLOW,
     OWN_PREFIX,
     OpenDirectory,
     adopt_mode,
@@ -117,7 +117,7 @@ class StagedOutput:
                     self._directory.make(f"{OWN_PREFIX}{os.urandom(6).hex()}.new", 0o700)
                 )
                 self._area = area
-                if area.descriptor is not None and not _may_have(area.descriptor):
+                if area.descriptor is not None and not _try_lock_directory(area.descriptor):
                     raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), area.path)
                 claim(area)
             self._content = self._open.enter_context(area.make(CONTENT))
@@ -282,7 +282,7 @@ class StagedOutput:
                 stage.prepare(numbers)
                 stage.commit(numbers)
             except BaseException as error:
-                for failure in stage.back_all().values():
+                for failure in stage.revert_all().values():
                     reason = f"it can't be brought there ({error_text(error)}), and what stood there is"
                     raise AccessDenied(self.target, f"{reason} {failure}") from failure
                 self._holds_old = False
@@ -340,7 +340,7 @@ def _cleared(directory: OpenDirectory) -> Iterator[tuple[str, ...]]:
     # locked, and the other one when the output ends.
     with directory.open(os.curdir) as again:
         until = time.monotonic() + _PATIENCE
-        while not (is_alone := _may_have(again.fd)) and time.monotonic() < until:
+        while not (is_alone := _try_lock_directory(again.fd)) and time.monotonic() < until:
             time.sleep(0.02)
         if is_alone:
             yield (*recover_areas(directory),)
@@ -348,7 +348,7 @@ def _cleared(directory: OpenDirectory) -> Iterator[tuple[str, ...]]:
             yield (f"{directory.path} is locked: what kills left there is not looked for",)
 
 
-def _may_have(descriptor: int) -> bool:
+def _try_lock_directory(descriptor: int) -> bool:
     """Try to lock a directory; True on a file system without locks, where nothing is cleared."""
     try:
         return try_lock(descriptor)
@@ -365,7 +365,7 @@ def _keep_mode(content: OpenDirectory, name: str, directory: OpenDirectory, othe
         with content.open(name) as place:
             os.chmod(place.path if place.descriptor is None else place.descriptor, stat.S_IMODE(old.st_mode))
     elif stat.S_ISREG(new.st_mode):
-        descriptor = os.open(content.at(name), os.O_RDWR | FOLLOWS_NOTHING, dir_fd=content.descriptor)
+        descriptor = os.open(content.at(name), os.O_RDWR | NO_FOLLOW, dir_fd=content.descriptor)
         try:
             adopt_mode(descriptor, directory.at(other), directory.descriptor)
         finally:

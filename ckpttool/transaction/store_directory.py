@@ -107,7 +107,9 @@ def each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]
         yield from zip(given, threads.map(function, given), strict=True)
 
 
-def results_of(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R | OSError | StalePlan]]:
+def results_or_errors(
+    function: Callable[[T], R], items: Iterable[T]
+) -> Iterator[tuple[T, R | OSError | StalePlan]]:
     """Call a function for items on several threads; yield each with its result or its error."""
 
     def attempt(item: T) -> R | OSError | StalePlan:

@@ -55,7 +55,7 @@ from ckpttool.transaction.store_directory import (
     identity_of_journal,
     journal_name,
     require_of_store,
-    results_of,
+    results_or_errors,
 )
 from ckpttool.transaction.unlinking import StrandedCheckpoint
 
@@ -293,7 +293,7 @@ class StoreOperations:
     def missing(self) -> tuple[list[StoredObject], Failures]:
         """Return the objects that are to be restored, and the errors of groups that can't be."""
         self._load_versions()
-        results = list(results_of(self.is_back, self._all))
+        results = list(results_or_errors(self.is_back, self._all))
         failures = _failures(results)
         return [one for one, is_back in results if is_back is False and one.group not in failures], failures
 
@@ -322,7 +322,7 @@ class StoreOperations:
         for _ in range(_MOST_MARKERS if hidden else 0):  # each deletion has added a marker
             failures |= _each(self._uncover, hidden)
             self._load_versions()
-            results = list(results_of(self.is_back, hidden))
+            results = list(results_or_errors(self.is_back, hidden))
             failures |= _failures(results)
             hidden = [one for one, is_back in results if is_back is False and one.group not in failures]
             if not hidden:
@@ -390,7 +390,7 @@ class StoreOperations:
                 raise StalePlan(f"{one.file.path} has changed since it was put there")
             return 0 if status is None else status.size
 
-        results = list(results_of(size_of, (one for one in self._all if one.copy)))
+        results = list(results_or_errors(size_of, (one for one in self._all if one.copy)))
         freed = dict.fromkeys(range(len(self.objects)), 0)
         for one, size in results:
             freed[one.group] += size if isinstance(size, int) else 0
@@ -424,7 +424,7 @@ def order_of_removal(path: str) -> tuple[bool, bool, bool, str]:
 
 def _each(function: Callable[[StoredObject], object], objects: Iterable[StoredObject]) -> Failures:
     """Call a function for objects on several threads; return the first error of each group."""
-    return _failures(results_of(function, objects))
+    return _failures(results_or_errors(function, objects))
 
 
 def _failures(results: Iterable[tuple[StoredObject, object]]) -> Failures:

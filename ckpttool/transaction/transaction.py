@@ -43,7 +43,7 @@ class Failure(NamedTuple):
         since_plan: Whether it is a change since the plan was made.
         file: Name of the file that has the problem, if known.
         culprit: Name of the checkpoint that has the problem; None if it is this one.
-        is_crowded: Whether the disk was full.
+        is_disk_full: Whether the disk was full.
         is_stranded: Whether a part of the checkpoint is removed, or all of it is in the stage.
     """
 
@@ -51,7 +51,7 @@ class Failure(NamedTuple):
     since_plan: bool = False
     file: str | None = None
     culprit: str | None = None
-    is_crowded: bool = False
+    is_disk_full: bool = False
     is_stranded: bool = False
 
     @classmethod
@@ -63,7 +63,7 @@ class Failure(NamedTuple):
                 problem = "its new place is on another file system"
             has_name = names_file and isinstance(error.filename, str) and error.filename
             name = os.path.basename(error.filename) if has_name else None
-            return cls(problem, file=name, is_crowded=error.errno in FULL)
+            return cls(problem, file=name, is_disk_full=error.errno in FULL)
         if isinstance(error, StalePlan):
             return cls(error.problem, error.since_plan)
         reason = error.reason if isinstance(error, CheckpointError) else str(error)
@@ -115,7 +115,9 @@ class Outcome:
         self.freed += other.freed
 
 
-def obstacles(directory: str, listed: OperationList, state_dir: StateDir) -> Iterator[tuple[int, Failure]]:
+def blocked_groups(
+    directory: str, listed: OperationList, state_dir: StateDir
+) -> Iterator[tuple[int, Failure]]:
     """Yield the groups that can't be moved, by number, with the reason; changes nothing."""
     try:
         with open_roots(directory, listed, state_dir) as roots:
@@ -162,7 +164,7 @@ class Transaction:
         self._listed = listed
         self._stack = ExitStack()
         self._stage: Stage | None = None
-        self._standing: list[int] = []
+        self._pending_groups: list[int] = []
         self._is_finished = False
 
     def __enter__(self) -> Transaction:
@@ -191,7 +193,7 @@ class Transaction:
 
     def _without_obstacles(self) -> OperationList:
         listed, failures = self._listed, self.outcome.failures
-        stuck = dict(obstacles(self._directory, listed, self._state_dir))
+        stuck = dict(blocked_groups(self._directory, listed, self._state_dir))
         failures |= {listed.groups[number].path: failure for number, failure in stuck.items()}
         fit = [number for number in range(len(listed.groups)) if number not in stuck]
         try:
@@ -224,7 +226,7 @@ class Transaction:
             self._revert(stage)
             return
         self._fail(failed)
-        self._standing = standing
+        self._pending_groups = standing
         if failed and (is_indivisible or not standing):
             self._revert(stage)
 
@@ -240,7 +242,7 @@ class Transaction:
         with self._settled_on_interrupt():
             try:
                 self.is_committed = None
-                stage.commit(self._standing)
+                stage.commit(self._pending_groups)
                 self.is_committed = True
             except UnknownCommit:
                 self._stage = None
@@ -266,26 +268,26 @@ class Transaction:
     def _finish(self, stage: Stage) -> None:
         if stage.listed.kind == "remove":
             with self._left_to_recovery():
-                self._fail(purge_groups(stage, self._standing, self.outcome))
+                self._fail(purge_groups(stage, self._pending_groups, self.outcome))
             self._is_finished = True
             return
         # A list of moves is finished once the old names are unlinked. If that fails before any file has lost
         # its last name, the list can still be reverted.
         try:
-            both = stage.finish(self._standing)
+            both = stage.finish(self._pending_groups)
         except (CheckpointError, OSError) as failure:
             self._revert_or_leave(stage, failure, can_revert=stage.listed.is_revertible)
             return
         try:
-            stage.drop_record([number for number in self._standing if number not in both])
+            stage.drop_record([number for number in self._pending_groups if number not in both])
         except (CheckpointError, OSError) as failure:  # the record may lack them already
             self._revert_or_leave(stage, failure, can_revert=False)
             return
         groups = stage.listed.groups
-        self.outcome.done += [groups[number].path for number in self._standing]
+        self.outcome.done += [groups[number].path for number in self._pending_groups]
         self.outcome.failures |= {groups[number].path: Failure(why) for number, why in both.items()}
         if stage.listed.kind == "trash":
-            self.outcome.freed += sum(groups[number].contents.nbytes for number in self._standing)
+            self.outcome.freed += sum(groups[number].contents.nbytes for number in self._pending_groups)
         self._is_finished = True
 
     # Back ---------------------------------------------------------------------------------------------
@@ -329,7 +331,7 @@ class Transaction:
         with self._left_to_recovery():
             stage.withdraw(stage.done or ())
             self.is_committed = False
-            failures = stage.back_all()
+            failures = stage.revert_all()
             if stage.listed.is_removal:
                 self._fail(failures)
             else:

@@ -12,7 +12,7 @@ import pytest
 from ckpttool import AccessDenied, CheckpointError, pin, undo
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Group, Location, Move, OperationList, Rewrite
-from ckpttool.transaction.removal import put_aside, remove
+from ckpttool.transaction.removal import move_to_trash, remove
 from ckpttool.transaction.transaction import apply
 from tests.exchanging import WAYS, Way, exchanges
 from tests.support.changes import held_by_another
@@ -44,7 +44,7 @@ def removed(place: Path) -> None:
 
 def trashed(place: Path) -> None:
     with held_by_another(place):
-        put_aside(str(place), removals(place), IDENTITY)
+        move_to_trash(str(place), removals(place), IDENTITY)
 
 
 def lay_out_trashed(place: Path) -> None:

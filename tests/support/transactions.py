@@ -15,7 +15,7 @@ from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.files import contents
 from ckpttool.transaction.journal import Group, Location, Move, OperationList, Rewrite
 from ckpttool.transaction.journal_documents import operations_document
-from ckpttool.transaction.removal import put_aside
+from ckpttool.transaction.removal import move_to_trash
 from ckpttool.transaction.stages import stages
 from ckpttool.transaction.state_dir import StateDir, state_dir_beside
 from ckpttool.transaction.transaction import Outcome
@@ -129,7 +129,7 @@ def remove(directory: Path, *removals: Group) -> Outcome:
 
 def put_in_trash(directory: Path, *removals: Group, identity: str = IDENTITY) -> Outcome:
     """Put checkpoints of a directory into its trash."""
-    return put_aside(str(directory), removals, identity)
+    return move_to_trash(str(directory), removals, identity)
 
 
 # What lies in a directory ---------------------------------------------------------------------------

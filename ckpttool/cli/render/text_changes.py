@@ -425,7 +425,7 @@ def rename_question(planned: PlannedNames) -> str:
 
 def undo_text(done: Undone, *, width: int | None = None, colour: bool = False) -> str:
     """Return a heading, a line for each checkpoint and each pointer, and the total."""
-    from ckpttool.transaction.history import moment_of
+    from ckpttool.transaction.history import local_time_of
 
     command = _COMMANDS[done.kind or "trash"]
     sources = {"trash": "from the trash", "prune": "from an older version"}
@@ -438,7 +438,7 @@ def undo_text(done: Undone, *, width: int | None = None, colour: bool = False) -
     if width is not None:
         room = width - max(map(display_width, facts), default=0) - 2 * len("  ")
         paths = shorten_names(paths, max(room, NARROWEST_TEXT))
-    title = styled(f"{command} of {moment_of(done.identity or '')}", Style.BOLD, colour)
+    title = styled(f"{command} of {local_time_of(done.identity or '')}", Style.BOLD, colour)
     return "\n".join([title, *aligned_pairs([*zip(paths, facts, strict=True)]), _undo_total(done)])
 
 
