@@ -262,6 +262,23 @@ def test_a_damaged_item_of_a_distributed_checkpoint(tmp_path: Path) -> None:
     assert [one.code for one in done.damage] == ["item-damaged"]
 
 
+@pytest.mark.parametrize("target", ["out.pth", "out.safetensors"])
+@pytest.mark.parametrize("component", ["indices", "values"])
+def test_a_sparse_tensor_without_a_component(component: str, target: str, tmp_path: Path) -> None:
+    sparse, dense = torch.eye(3).to_sparse(), torch.arange(4.0)
+    torch.save({"s": sparse, "w": dense}, tmp_path / "whole.pth")
+    number = {"indices": 0, "values": 1}[component]
+    with zipfile.ZipFile(tmp_path / "whole.pth") as whole, zipfile.ZipFile(tmp_path / "m.pth", "w") as cut:
+        for name in whole.namelist():
+            if not name.endswith(f"/data/{number}"):
+                cut.writestr(name, whole.read(name))
+    done = salvage(tmp_path / "m.pth", tmp_path / target)
+    assert [one.name for one in done.lost] == [f"s.{component}"]
+    assert digests(tmp_path / target) == {
+        name: digest for name, digest in digests(tmp_path / "whole.pth").items() if name != f"s.{component}"
+    }
+
+
 @pytest.mark.parametrize(
     ("nbytes", "proposed"),
     [(100, None), (2000, "all 2 weights saved; lost 5 of 6 optimizer tensors")],

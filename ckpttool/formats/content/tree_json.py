@@ -32,6 +32,7 @@ from ckpttool.containers.pickle.pickle_nodes import (
 )
 from ckpttool.containers.pickle.pickler import is_rewritten
 from ckpttool.core.errors import LimitExceeded
+from ckpttool.core.parameters import LogicalTensor
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.content.plain_data import KeyText, stable_order
 from ckpttool.formats.content.tree import NodeParts, fold
@@ -202,6 +203,7 @@ _ENCODE: dict[type, Callable[[Any], object]] = {
     set: lambda node: NodeParts(stable_order(node), lambda done: {"$set": done}),
     frozenset: lambda node: NodeParts(stable_order(node), lambda done: {"$frozenset": done}),
     dict: _encode_dict,
+    LogicalTensor: _encode_dict,  # only in metadata
     DuplicateKeyObject: _encode_dict,  # its reader reports the repeated key
     Mapped: _encode_mapping,
     Global: lambda node: {"$global": [node.module, node.name]},
