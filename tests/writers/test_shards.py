@@ -14,7 +14,7 @@ from ckpttool import Tensor, open_checkpoint
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import in_memory
 from ckpttool.formats.safetensors.writer import SafetensorsWriter
-from ckpttool.formats.sharded import index, shard_names, split_into_shards
+from ckpttool.formats.sharded import shard_index, shard_names, split_into_shards
 from ckpttool.formats.torch.writer import PyTorchWriter
 from ckpttool.formats.writer import Content, WriteOptions
 from ckpttool.transaction.staged_output import StagedOutput
@@ -58,7 +58,7 @@ def test_it_cuts_where_hugging_face_does(drawn: tuple[list[Tensor], int]) -> Non
     found = [sorted(one.name for one in shard) for shard in ours]
     assert found == [sorted(names) for names in theirs.filename_to_tensors.values()]
     names = shard_names("model", ".safetensors", len(ours))
-    told = json.loads(index(dict(zip(names, ours, strict=True))))
+    told = json.loads(shard_index(dict(zip(names, ours, strict=True))))
     assert told["metadata"] == theirs.metadata
     if len(ours) > 1:
         assert list(theirs.filename_to_tensors) == names
@@ -116,7 +116,7 @@ def test_no_tensors_are_one_empty_shard() -> None:
 
 def test_an_index_is_text_like_that_of_transformers() -> None:
     shards = {"b.bin": sized([3], {}), "a.bin": []}
-    assert index(shards, {"note": "é"}).decode() == (
+    assert shard_index(shards, {"note": "é"}).decode() == (
         "{\n"
         '  "metadata": {\n'
         '    "note": "\\u00e9",\n'
