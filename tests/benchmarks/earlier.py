@@ -24,7 +24,8 @@ def earlier_tree(revision: str) -> Iterator[Path]:
     archive = subprocess.run(git, check=True, stdout=subprocess.PIPE).stdout
     with TemporaryDirectory(prefix="ckpttool-earlier-") as folder:
         with tarfile.open(fileobj=io.BytesIO(archive)) as unpacked:
-            unpacked.extractall(folder, filter="data")
+            unpacked.extraction_filter = getattr(tarfile, "data_filter", None)
+            unpacked.extractall(folder)
         compileall.compile_dir(folder, quiet=1)
         yield Path(folder)
 

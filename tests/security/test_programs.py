@@ -74,7 +74,8 @@ def test_no_program_of_torch_that_did_harm_is_safe(tmp_path: Path) -> None:
 def savedmodels(directory: Path) -> list[Path]:
     """Unpack what ``savedmodel_programs`` wrote, and return the models; all but the honest ones do harm."""
     with tarfile.open(PROGRAMS / "savedmodels.tar.xz") as archive:
-        archive.extractall(directory, filter="fully_trusted")  # an asset is a link to a file outside
+        archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+        archive.extractall(directory)  # an asset is a link to a file outside
     return sorted((directory / "models").iterdir())
 
 

@@ -11,5 +11,6 @@ FIXTURES = Path(__file__).parents[2] / "fixtures" / "files" / "twins"
 def unpacked(name: str, directory: Path) -> Path:
     """Unpack ``others`` or ``many`` into a directory, and return it."""
     with tarfile.open(FIXTURES / f"{name}.tar.xz") as tar:
-        tar.extractall(directory, filter="data")
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python before 3.11.4 has none
+        tar.extractall(directory)
     return directory
