@@ -48,7 +48,7 @@ def test_tensors_are_tied_only_within_one_file() -> None:
     def view(path: str) -> TensorParts:
         dtype = BY_NAME["float32"]
         storage = Storage("0", dtype, 16, Buffer(path, bytes(16)), 0, Extent(path, 0, 16))
-        return TorchObjects(path, lambda id: storage).view(storage, dtype, 0, (4,), (1,))
+        return TorchObjects(path, lambda id: storage).tensor_view(storage, dtype, 0, (4,), (1,))
 
     tensors = name_tensors([(("a",), view("0")), (("b",), view("1")), (("c",), view("0"))], {})
     assert [tensor.shares_with for tensor in tensors] == [None, None, "a"]
