@@ -58,7 +58,7 @@ class _TimeIsUp(BaseException):
 def _limited_time() -> Iterator[None]:
     """Stop after a time limit, or end the process if that fails; Windows has no such timer."""
     # Two timers: processor time for slow computing, and wall time for a disk that doesn't answer. The first
-    # signal raises an exception; if code that can't be interrupted goes on, the next one ends the process.
+    # signal raises an exception; if it can't interrupt the running code, the next one ends the process.
     if not _ALARMS:
         yield
         return

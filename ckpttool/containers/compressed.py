@@ -358,8 +358,8 @@ class Inflated(Readable):
                 piece = self._inflate(len(buffer) - done)
                 buffer[done : done + len(piece)] = piece
                 done += len(piece)
-            # Whoever reads the last byte also checks that the stream ends there: a record may inflate to more
-            # than its zip declares, and other readers would show the rest.
+            # With the last byte, the end of the stream is checked as well: a record may inflate to more than
+            # its zip declares, and other readers would show the rest.
             if self._position == self.size and not self._is_at_end():
                 raise self._damage(f"inflates to more than {self.size:,} bytes")
 

@@ -58,6 +58,11 @@ class DType(NamedTuple):
         """Bytes that swap together when the byte order changes (half of a complex element)."""
         return self.itemsize // 2 if self.kind == "complex" else self.itemsize
 
+    @property
+    def is_opaque(self) -> bool:
+        """Whether elements are bytes of an unknown meaning, so that no check of values applies."""
+        return self.kind == "bits" and self.name.startswith("bits")
+
     def nbytes(self, count: int) -> int:
         """Return the bytes that ``count`` elements take, the last one padded to a whole byte."""
         return (count * self.bits + 7) // 8

@@ -196,7 +196,7 @@ class Layout(NamedTuple):
 def _along(axis: int, other: int) -> Callable[[Tensor, Tensor], int | None]:
     """Return a count for words packed along one axis, whose unpacked length is an axis of another tensor."""
     # The other tensor (scales or group indices) isn't packed, so its axis has the number of weights, without
-    # the padding of the last word. It is plausible only if the words have room for so many: either dense
+    # the padding of the last word. It is plausible only if the words have room for that number: either dense
     # (3 bits across word borders), or with ``each`` weights per word and the last word partly used.
 
     def number(words: Tensor, beside: Tensor) -> int | None:

@@ -74,7 +74,7 @@ _READERS = tuple(
 )
 
 _FALLBACK = "step_directory:StepDirectory"
-"""Format of a directory that no other recognises; it goes by the directory's name (``step_100``)."""
+"""Format of a directory that no other recognises; it decides by the directory's name (``step_100``)."""
 
 ENTRY_POINTS = "ckpttool.formats"
 """Group of the entry points of other packages' formats."""
@@ -148,7 +148,7 @@ def detect(probe: Probe) -> Format | None:
 
 def matching_formats(probe: Probe) -> list[Format]:
     """Return all formats that recognise a path, without those that others of them specialise."""
-    # ``may_match`` goes by the table alone, so that only readers of this kind of content are imported.
+    # ``may_match`` reads the table alone, so that only readers of this kind of content are imported.
     candidates = (_load(reader.class_path) for reader in _READERS if reader.may_match(probe))
     matching = [format for format in candidates if format.matches(probe)]
     if not matching:

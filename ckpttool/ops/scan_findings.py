@@ -20,7 +20,6 @@ _UNREAD = frozenset(
         "bytes-unused",
         "layout-not-read",
         "object-array",
-        "opaque-type",
         "part-not-checked",
         "part-unrecognised",
         "unused-storage",
@@ -122,11 +121,13 @@ def unread_values(checkpoint: Checkpoint) -> str | None:
     """Return a note on content that the check of values could not read; None if it read all."""
     bare = len(_valueless(checkpoint))
     parts = sum(finding.code in _UNREAD for finding in checkpoint.findings)
-    if not bare and not parts:
+    opaque = sum(tensor.dtype.is_opaque for tensor in checkpoint.tensors)
+    if not (bare or parts or opaque):
         return None
     total = len(checkpoint.tensors)
     amounts = [f"{total - bare:,} of {counted(total, 'tensor')}" if bare else counted(total, "tensor")]
     amounts += [f"{bare:,} not read"] if bare else []
+    amounts += [f"{opaque:,} of a type whose values can't be checked"] if opaque else []
     amounts += [f"{counted(parts, 'part')} not looked at, which the findings name"] if parts else []
     return "; ".join(amounts)
 

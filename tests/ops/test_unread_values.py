@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import zipfile
 from pathlib import Path
 
@@ -119,3 +120,23 @@ def test_tensors_that_are_views_ties_or_empty_are_all_read(tmp_path: Path) -> No
         found = verify(saved(tmp_path / "a.pth", content, is_zip=is_zip), strict=True)
         assert found.is_valid
         assert values(found).detail == "4 tensors"
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("name", ["int2", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn"])
+def test_a_pickled_array_of_a_type_that_no_check_understands(
+    name: str, protocol: int, tmp_path: Path
+) -> None:
+    import ml_dtypes
+    import numpy as np
+
+    array = np.ones((2, 3), getattr(ml_dtypes, name))
+    (tmp_path / "m.pkl").write_bytes(pickle.dumps({"a": array, "b": np.ones(3)}, protocol))
+    with open_checkpoint(tmp_path / "m.pkl") as checkpoint:
+        tensors = {one.name: one.tobytes() for one in checkpoint.tensors}
+        is_known = not checkpoint.tensors[0].dtype.is_opaque
+    assert tensors == {"a": array.tobytes(), "b": np.ones(3).tobytes()}
+    verification = verify(tmp_path / "m.pkl")
+    assert verification.ok
+    assert values(verification).status is (Status.PASSED if is_known else Status.SKIPPED)
+    assert is_known == (name == "float8_e4m3fn")

@@ -78,7 +78,7 @@ _DECIMAL = re.compile(
 )
 _FRACTION = re.compile(r"[+-]?\d{1,4000}(/\d{1,4000})?")
 _ATTRIBUTES = frozenset({"__doc__", "__module__", "__name__", "__orig_class__", "__qualname__"})
-"""Dunder attributes that honest objects have, and that don't change what Python does with an object."""
+"""Dunder attributes that honest objects have; Python's behaviour doesn't depend on them."""
 _OF_OBJECTS = _ATTRIBUTES | {"__overloads__"}
 """The same for objects of unknown classes: `torch.jit.script` adds names to modules, and alone reads them.
 

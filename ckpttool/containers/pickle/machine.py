@@ -507,7 +507,7 @@ class PickleMachine(PickleStream, ABC):
         if target.state is not None:
             self.note_misuse("a state is set twice on one object")
             return
-        # A second state could undo what the first was judged by, so that one is enough to be misuse.
+        # A second state could replace one that was judged safe, so setting it is misuse.
         self.charge(_COST_OF_STATE + sum(map(size_of, state if isinstance(state, tuple) else (state,))))
         target.state = state
         if isinstance(target, Call) and target.kind in KINDS:

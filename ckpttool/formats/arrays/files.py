@@ -100,7 +100,7 @@ class _Arrays:
         if dtype is None:
             self.descriptions[name] = _describe_array(header, crc32)
             return header.data + nbytes
-        if dtype.kind == "bits":
+        if dtype.is_opaque:
             message = (
                 f"elements of an unknown type of {dtype.itemsize} bytes; bfloat16 and float8 are saved so"
             )

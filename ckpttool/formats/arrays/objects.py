@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import codecs
 import math
+import re
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -304,9 +305,14 @@ def element_type(dtype: object) -> tuple[DType, ByteOrder] | None:
 
 def _extension(dtype: object) -> tuple[DType, ByteOrder] | None:
     """Return a type of ml_dtypes, such as bfloat16, which is pickled as a global name."""
-    if isinstance(dtype, Global) and dtype.module == "ml_dtypes" and dtype.name in BY_NAME:
-        return BY_NAME[dtype.name], "little"
-    return None
+    if not isinstance(dtype, Global) or dtype.module != "ml_dtypes":
+        return None
+    # ml_dtypes stores each number of a narrow type in a byte, unlike the packed type of that name here. Such
+    # arrays are bytes whose values no check understands; as metadata they would not even be counted.
+    element = BY_NAME.get(dtype.name)
+    if (element is None or element.bits < 8) and re.fullmatch(r"(float|u?int)[1-8](_\w+)?", dtype.name):
+        element = BY_NAME["bits8"]
+    return None if element is None else (element, "little")
 
 
 def _dtype_text(dtype: object) -> str:

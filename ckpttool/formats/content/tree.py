@@ -343,8 +343,8 @@ def fold(
     stack: list[tuple[object, Iterator[object], Callable[[list[Any]], object], list[Any]]] = []
     stack.append((None, iter((root,)), lambda done: done[0], []))
     visits = 0
-    # Each round goes on with the innermost node. Its parts are an iterator, so that after a part with parts
-    # of its own (``break``) the loop resumes behind it; once all have results, ``else`` makes the node's own.
+    # Each round continues with the innermost node. Its parts are an iterator: after a part that has parts
+    # itself (``break``), the loop resumes with the next; once all have results, ``else`` makes the node.
     while True:
         whole, parts, make, done = stack[-1]
         for node in parts:
