@@ -162,7 +162,7 @@ def _with_config(checkpoint: Checkpoint) -> Checkpoint:
 COPYING = ".ckpttool-copying"
 """Name of the note of an unfinished copy."""
 EVERYTHING = "*"
-"""Stands for all names of a directory in a note."""
+"""Entry of a note that means all names of the directory."""
 _MAX_BYTES = 1 << 24
 
 CopyNote = Mapping[str, Collection[str]]
