@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ckpttool.storage.work import Calls, pool_of_calls
 from tests.support.commands import Answer, Run, run_here
 from tests.support.faults import wait_for_no_disk
 from tests.support.memory import MemoryBucket, memory_stores
 from tests.support.schemas import require_valid
 from tests.support.stores import S3Bucket, WebServer, client_of, environment, serve_apart, web_server
 
-pytest_plugins = ["tests.support.golden", "tests.support.slowest"]
+pytest_plugins = ["tests.support.golden", "tests.support.series", "tests.support.slowest"]
 # How long an example takes says something of the machine, and nothing of the code.
 _ALWAYS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", _ALWAYS, max_examples=40)
@@ -140,3 +141,11 @@ def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *more, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
+
+
+@pytest.fixture
+def crew() -> Iterator[Calls]:
+    """Return three threads that write."""
+    made = pool_of_calls(3)
+    yield made
+    made.close()

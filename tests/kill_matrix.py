@@ -33,9 +33,9 @@ from functools import partial
 from pathlib import Path
 from zlib import crc32
 
-from tests.runs.renamings import content
 from tests.support.faults import hit_call, in_child, kill, wait_for_no_disk
 from tests.support.outcomes import Change, Tree, change, dangling, stages, trashed, wrong
+from tests.support.renamings import content
 from tests.support.runs import FILES, KINDS, swapped
 
 Command = tuple[str, ...]

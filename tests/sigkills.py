@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tests.runs.renamings import content
 from tests.support.outcomes import Change, change, stages, wrong
+from tests.support.renamings import content
 from tests.support.runs import KINDS
 
 NUMBERS = range(1, 9)

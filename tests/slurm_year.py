@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from tests.runs.slurm_jobs import Queue, fault, forking
+from tests.runs.pruning.slurm_jobs import Queue, fault, forking
 
 STEPS_A_JOB = 14
 """More than a job makes on average before it is killed: the year never ends early."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpttool import undo
-from tests.runs.renamings import content, renamed
 from tests.support.changes import empty_trash, prune_to_trash
+from tests.support.renamings import content, renamed
 
 
 @pytest.fixture

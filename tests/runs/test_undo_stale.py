@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from ckpttool import pin, undo
-from tests.runs.renamings import renamed
+from tests.support.renamings import renamed
 
 
 def test_newer_states_that_name_the_best_are_told(trainer: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.runs.renamings import content
+from tests.support.renamings import content
 
 POINTERS = {"checkpoint": r'paths?: "(.*)"', ".ckpttool-pins.toml": r'"(.*)"', "latest": r"(.+)"}
 """Files that name checkpoints, and how."""

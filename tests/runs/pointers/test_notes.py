@@ -161,7 +161,7 @@ def test_what_is_no_note(few: Path) -> None:
 
 
 def test_the_reference_has_all_that_protects_and_what_does_not() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "prune.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "prune.md").read_text()
     files = [kind for kind in text_kinds(FilePlace.BESIDE) if kind.protects]
     rows = [(", ".join(kind.what for kind in files), TextKind.where)]
     rows += [(kind.what, kind.where) for kind in searched_kinds()]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.renamings import renamed
 from tests.support.changes import empty_trash
+from tests.support.renamings import renamed
 from tests.support.saves import protected_in, skipped_in
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from ckpttool import undo, verify
-from tests.runs.renamings import content, is_valid, names, renamed, seal
 from tests.support.frameworks import python_with_frameworks
 from tests.support.opening import checkpoint_at, checkpoints_in
+from tests.support.renamings import content, is_valid, names, renamed, seal
 from tests.support.runs import make_run
 from tests.support.state_files import CheckpointState, read_state, write_state
 from tests.support.thorough import sampled

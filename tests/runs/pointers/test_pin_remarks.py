@@ -19,7 +19,7 @@ from ckpttool.runs.pointers.pin_lists import NOTHING, Remark, merged, remarks_in
 from tests.support.commands import Run
 from tests.support.retention import dry_run, kept_reasons
 
-SERIES = Path(__file__).parents[2] / "fixtures" / "files" / "series"
+SERIES = Path(__file__).parents[3] / "fixtures" / "files" / "series"
 LIST = ".ckpttool-pins.toml"
 DAY = 86_400
 NOW = 1_790_000_000.0

@@ -17,7 +17,6 @@ from ckpttool import AccessDenied, DamagedCheckpoint
 from ckpttool.transaction.journal import Location, Move, OperationList
 from ckpttool.transaction.open_roots import OpenRoots
 from ckpttool.transaction.operations import Stage
-from tests.runs.interrupted_moves import Play, ours, tree
 from tests.support.changes import recover
 from tests.support.faults import DiskStep, disk_steps, hit_call, is_hit_at
 from tests.support.transactions import (
@@ -30,6 +29,7 @@ from tests.support.transactions import (
     renaming,
     stages_of,
 )
+from tests.transaction.interrupted_moves import Play, ours, tree
 
 FAILURES = ("ENOSPC", "EACCES", "EBUSY", "interrupt")
 STEP = 13

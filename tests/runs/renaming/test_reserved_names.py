@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.renamings import names, renamed
+from tests.support.renamings import names, renamed
 from tests.support.saves import save
 
 

@@ -24,7 +24,7 @@ from ckpttool.testing import described, digest, flipped, no_file_left_open, outc
 from tests.support.rendering import inspect_json, text_of, verify_json
 from tests.support.thorough import sampled
 
-FILES = Path(__file__).parents[1] / "fixtures" / "files"
+FILES = Path(__file__).parents[2] / "fixtures" / "files"
 ZIPS = ("guide.pth", "dtypes.pth", "views.pth", "alignment4096.pth", "module.pth", "protocol4.pth")
 MIB = 1 << 20
 

@@ -1,11 +1,8 @@
 """Runs training jobs and ckpttool in children of one process, in which torch is imported once.
 
-Usage: ``python -m tests.runs.fork_server SOCKET [MODULE …]``, with what else is imported once. ``client``
-is what stands on the PATH of jobs: it hands over its arguments, its environment and its open files, passes
-signals on, and ends as the child does.
-
-Faults of a training are told by the environment: ``DIE`` is ``save:K:PART``, ``step:K``, ``all:K:PART``, or
-``signal:K``.
+Usage: ``python -m tests.runs.pruning.fork_server SOCKET [MODULE …]``, with further modules to import once.
+``client`` is the command on the PATH of jobs: it hands over its arguments, environment and open files,
+passes signals on, and ends as the child does.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.support.retention import dry_run, removed_names
 from tests.support.runs import flip_value
 from tests.support.saves import save
 
-FILES = Path(__file__).parents[2] / "fixtures" / "files"
+FILES = Path(__file__).parents[3] / "fixtures" / "files"
 SEARCH = FILES / "runs" / "lightning" / "search"
 RAY = json.loads((FILES / "runs" / "ray.expected.json").read_text())
 TRUTH = json.loads((FILES / "runs" / "lightning.expected.json").read_text())

@@ -19,7 +19,7 @@ from ckpttool import CheckpointError, open_checkpoint
 from ckpttool.testing import no_file_left_open
 from tests.support.limits import lower_limits
 
-HOSTILE = Path(__file__).parents[1] / "fixtures" / "files" / "hostile"
+HOSTILE = Path(__file__).parents[2] / "fixtures" / "files" / "hostile"
 EXPECTED: dict[str, dict[str, Any]] = {
     name: case["expect"]
     for name, case in json.loads((HOSTILE / "hostile.expected.json").read_text("utf-8")).items()

@@ -16,9 +16,9 @@ import pytest
 
 from ckpttool import CheckpointError, RenameRequest, UsageError, open_checkpoint, rename, undo
 from ckpttool.transaction.operations import Stage
-from tests.runs.renamings import TEMPLATE, content, names, renamed
 from tests.support.changes import empty_trash, observed, recover
 from tests.support.faults import Fault, hit_call
+from tests.support.renamings import TEMPLATE, content, names, renamed
 from tests.support.runs import make_run
 from tests.support.transactions import kill_before
 

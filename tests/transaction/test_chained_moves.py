@@ -18,9 +18,9 @@ from ckpttool.transaction.journal import Location, Rewrite
 from ckpttool.transaction.open_roots import OpenRoots
 from ckpttool.transaction.operations import Stage, UnknownCommit
 from ckpttool.transaction.transaction import apply
-from tests.runs.renamings import content, names, renamed
 from tests.support.changes import recover
 from tests.support.directories import make_entry
+from tests.support.renamings import content, names, renamed
 from tests.support.runs import make_run
 from tests.support.transactions import IDENTITY, kill_before, stages_of
 

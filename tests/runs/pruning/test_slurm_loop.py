@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from tests.runs.slurm_jobs import KEEP, Queue, blocks, fault, forking
+from tests.runs.pruning.slurm_jobs import KEEP, Queue, blocks, fault, forking
 
 pytestmark = [
     pytest.mark.framework,

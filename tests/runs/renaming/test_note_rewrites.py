@@ -18,7 +18,7 @@ from ckpttool.runs.pointers.notes import DataNote, JsonNote, Mentions
 from ckpttool.runs.pointers.search import CheckpointIndex
 from ckpttool.runs.renaming.pointer_updates import Note, NoteRewriter, PathRenames, Scene
 from ckpttool.storage.fs import Snapshot
-from tests.runs.renamings import content, renamed
+from tests.support.renamings import content, renamed
 from tests.support.runs import make_run
 from tests.support.saves import protected_in
 

@@ -14,9 +14,9 @@ from random import Random
 from typing import Any
 
 from ckpttool.containers.toml import parse_toml
-from tests.runs.fork_server import client
+from tests.runs.pruning.fork_server import client
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "how-to" / "slurm.md"
 RUN = "runs/seed-0"
 HOUR = 3600
@@ -148,7 +148,7 @@ class Queue:
 def forking(directory: Path, *modules: str) -> Iterator[str]:
     """Start the server that jobs run in, with some modules imported; yield its address."""
     address = str(directory / "socket")
-    command = [sys.executable, "-m", "tests.runs.fork_server", address, *modules]
+    command = [sys.executable, "-m", "tests.runs.pruning.fork_server", address, *modules]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
