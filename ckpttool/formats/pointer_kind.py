@@ -89,7 +89,7 @@ class TextKind(PointerKind, ABC):
         stale_paths: Resolution of dangling paths.
     """
 
-    where = "DIR, beside checkpoints"
+    where = "DIR, next to checkpoints"
     files: ClassVar[tuple[str, ...]] = ()
     places: ClassVar[FilePlace] = FilePlace.BESIDE
     limit: ClassVar[int] = MAX_STATE
