@@ -90,7 +90,7 @@ def rules_group() -> Any:
         Policy,
         help={
             "keep_best": "Keep the N best by --best.",
-            "keep_best_runs": "Remove all runs but the N best by --best; other rules hold within these.",
+            "keep_best_runs": "Remove all runs but the N best by --best; other rules apply within these.",
             "older_than": "Remove only checkpoints saved more than TIME (30d) ago.",
         },
     )

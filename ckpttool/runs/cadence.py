@@ -128,7 +128,7 @@ def cadence_of(
     if len(sound) < _FEWEST:
         unknown = f"fewer than {_FEWEST} checkpoints"
     elif not (intervals := _intervals(sound)):
-        unknown = "all were written within a minute, as by a copy"
+        unknown = "all were written within a minute, as if copied"
     usual = median(intervals) if intervals else None
     return Cadence(
         interval=usual,

@@ -136,8 +136,8 @@ def find_latest(
         if look.latest.entry is None and look.unsafe:
             raise _none_safe_error(directory, look.unsafe)
         if look.latest.entry is None and not query.missing_ok and not fs.lexists(directory):
-            hint = "--missing-ok takes that for a run without a checkpoint yet"
-            raise NotFound(directory, "no such directory", expected=hint)
+            hint = "--missing-ok accepts a run without a checkpoint yet"
+            raise NotFound(directory, "directory not found", expected=hint)
         waited_for = tuple(save.path for save in watch.waited_for)
         return replace(look.latest, waited=watch.waited, waited_for=waited_for, best=query.best)
 
@@ -246,8 +246,8 @@ def _vanished(surveyed: Survey | NotFound, look: SearchAnswer) -> list[str]:
 def _require_rest(root: str, looks: int, vanished: Sequence[str]) -> None:
     """Require that a directory is worth another look."""
     if looks == _MAX_LOOKS:
-        problem = f"checkpoints are renamed or removed as often as it is looked at: {vanished[0]}"
-        raise AccessDenied(shown(root), problem, expected="try again when it rests")
+        problem = f"checkpoints are renamed or removed during every scan: {vanished[0]}"
+        raise AccessDenied(shown(root), problem, expected="try again later")
 
 
 def _has_name_of_save(path: str) -> bool:
@@ -260,12 +260,12 @@ def _unreadable_error(root: str, paths: Sequence[tuple[str, str]]) -> AccessDeni
     """Return the error for a search without a result in which not everything could be read."""
     path, why = paths[0]
     others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
-    problem = "no checkpoint to resume from was found, and not all could be looked at"
+    problem = "no checkpoint to resume from was found, but not all could be read"
     return AccessDenied(shown(root), f"{problem}: {path}: {why}{others}")
 
 
 def _none_safe_error(root: str, unsafe: Sequence[Entry]) -> AccessDenied:
     """Return the error for a search with only unsafe results: training must not start anew for that."""
-    others = f"; so are {len(unsafe) - 1:,} more" if len(unsafe) > 1 else ""
+    others = f"; and {len(unsafe) - 1:,} more" if len(unsafe) > 1 else ""
     problem = f"no checkpoint is safe to resume from: {unsafe[0].path}: unsafe: {unsafe[0].danger}{others}"
-    return AccessDenied(shown(root), problem, expected="--allow-unsafe takes it all the same")
+    return AccessDenied(shown(root), problem, expected="--allow-unsafe accepts it")

@@ -372,7 +372,7 @@ def listing_of(
     ``part`` is the part of the checkpoints that is read in full, if the depth is full.
     """
     if mode is not None and best is None:
-        raise UsageError("--mode goes with --best METRIC")
+        raise UsageError("--mode needs --best METRIC")
     check_mode(mode)
     previews = [
         preview._replace(survey=preview.survey._replace(groups=series_of_saves(preview.survey.groups)))
@@ -580,7 +580,7 @@ def sort_key(sort: str | None, entries: Sequence[Entry]) -> SortKey | None:
     """Return the function that gives a checkpoint's sort key, or None for the order of the survey."""
     if sort is None or sort in ORDERS:
         return None if sort is None else ORDERS[sort]
-    require_metric(sort, entries, f"there is nothing {sort!r} to sort by", f"{', '.join(ORDERS)}; ")
+    require_metric(sort, entries, f"can't sort by {sort!r}", f"{', '.join(ORDERS)}; ")
     return lambda entry: entry.metric(sort)
 
 

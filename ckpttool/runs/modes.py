@@ -60,7 +60,7 @@ def resolve_mode(metric: str, mode: Mode | None, flag: str) -> Mode:
     found = mode or mode_of(metric)
     if found is None:
         raise UsageError(
-            f"{flag} {metric}: the name doesn't say which values are good; give --mode min or max"
+            f"{flag} {metric}: can't tell whether low or high values are good; use --mode min or max"
         )
     return found
 

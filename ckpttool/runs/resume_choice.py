@@ -133,7 +133,7 @@ def _step(text: str) -> int:
         step = float(text)
         if step.is_integer() and step >= 0:
             return int(text) if text.isdecimal() else int(step)
-    raise UsageError(f"--before {text}: no step (a whole number from 0 on)")
+    raise UsageError(f"--before {text}: invalid step (a whole number, 0 or more)")
 
 
 _selection = partial(option, panel=SELECTION_PANEL)
@@ -195,7 +195,7 @@ class LatestQuery(Scope):
 
     def __post_init__(self) -> None:
         if self.mode is not None and self.best is None:
-            raise UsageError("--mode goes with --best METRIC")
+            raise UsageError("--mode needs --best METRIC")
         check_mode(self.mode)
 
 
@@ -350,7 +350,7 @@ class LatestSearch:
         if any(temporary_for(part.name) is not None for part in parts):
             return BEING_WRITTEN
         if any(part.path in self.refused for part in parts):
-            return Reason(Code.BEING_WRITTEN, "being written: it changed while it was waited for")
+            return Reason(Code.BEING_WRITTEN, "being written: it changed while waiting for it")
         fault = next(filter(None, (written_inside(part, self.now) for part in parts)), None)
         if fault is None and not self.query.allow_unsafe:
             return _unsafe(entry)
@@ -375,7 +375,7 @@ class LatestSearch:
                 yield from (_unsettled_entry(part, why) for part in parts_of(entry))
         for part in () if chosen is None else parts_of(chosen):
             if self._age(part.modified_ns) < GONE_SECONDS or part.path in self.writing:
-                yield _unsettled_entry(part, "it was changed a moment ago", is_whole=True)
+                yield _unsettled_entry(part, "it changed a moment ago", is_whole=True)
         for step, save in temporary_saves(surveyed, self.query.exclude):
             if save.path not in paths and self._is_before(step):
                 yield save
@@ -450,9 +450,9 @@ def _require_newer(surveyed: Survey, chosen: Entry) -> None:
         newest = next((entry for entry in reversed(group.entries) if entry.is_sound), chosen)
         is_dated = newest.saved_at is not None and chosen.saved_at is not None
         if newest.run != chosen.run and not is_dated and is_flat([*own, *group.entries]):
-            why = "they are of different runs and were written within a minute, as by a copy"
+            why = "different runs, all written within a minute, as if copied"
             raise UsageError(
-                f"{chosen.path} or {newest.path}? {why}, so nothing says which is newer (name one of them)"
+                f"can't tell whether {chosen.path} or {newest.path} is newer: {why} (name one of them)"
             )
 
 
@@ -481,9 +481,9 @@ def _newer_but_lacking(surveyed: Survey, chosen: Entry, before: int | None) -> I
             continue
         if not entry.has_weights:
             if chosen.has_weights:
-                lacking.append((entry, "it is newer, but without weights"))
+                lacking.append((entry, "it is newer, but has no weights"))
         elif chosen.granularity is Granularity.FULL and entry.granularity is not Granularity.FULL:
-            lacking.append((entry, "it is newer, but weights alone, without an optimizer's state"))
+            lacking.append((entry, "it is newer, but has only weights, no optimizer state"))
 
     def age(one: tuple[Entry, str]) -> tuple[float, float, int]:
         entry, _ = one
@@ -512,7 +512,7 @@ def _reason_for_none(surveyed: Survey, query: LatestQuery) -> str:
         names = sorted({name for entry in sound for name in entry.metrics})
         if "loss" not in names and any(entry.loss is not None for entry in sound):
             names.append("loss")
-        there = f" (there is {', '.join(names)})" if names else ""
+        there = f" (metrics: {', '.join(names)})" if names else ""
         return f"{root}: no checkpoint with a metric {best!r}{there}"
     if query.resume_exact and sound:
         return f"{root}: no intact checkpoint from which a training resumes exactly"

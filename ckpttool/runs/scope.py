@@ -39,7 +39,7 @@ class Scope:
     )
     group_by: GroupBy | None = _scope(
         "--group-by",
-        help="What makes a series: all of a run, of a directory, of a name or format in it, or everything. "
+        help="Make one series of each run, each directory, each name or format in it, or of everything. "
         "[default: directory, name and format]",
     )
     metrics: Sequence[str] = _scope(

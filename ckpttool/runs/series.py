@@ -170,7 +170,7 @@ def order_entries(entries: Sequence[Entry]) -> tuple[tuple[Entry, ...], list[str
     warnings = list(decided.warnings)
     ordered = sorted_by(known, decided.criteria)
     if not _are_distinct(known, positions(known, decided.criteria)):
-        warnings.append("no number tells all checkpoints apart; the files' own times decide")
+        warnings.append("no number distinguishes all checkpoints; file times decide")
     elif sound and (contradiction := _contradiction(ordered)):
         warnings.append(contradiction)
     return tuple(_insert_unsound(ordered, unsound) if unsound else ordered), warnings
@@ -288,10 +288,10 @@ def decision(entries: Sequence[Entry]) -> Decision:
         decides = _times_support(entries, named, criteria) or (
             _begins_again(entries, named) and not _times_support(entries, criteria, named)
         )
-        first = "the names decide" if decides else "what is inside decides"
+        first = "the names decide" if decides else "the contents decide"
         criteria = [*named, *(one for one in criteria if one not in named)] if decides else criteria
         warnings = [] if decides else warnings
-        warnings.append(f"the names and what is inside disagree about the order; {first}")
+        warnings.append(f"the names and the contents disagree about the order; {first}")
     return Decision(criteria, usual, counts, named, warnings)
 
 
@@ -395,7 +395,7 @@ def newest_by_other_counts(entries: Sequence[Entry]) -> Iterator[tuple[Entry, st
     if decided.counts is not None:
         others += [(decided.counts, "epoch"), (decided.counts[::-1], "step")]
     if decided.named:
-        others += [(decided.named, "its name"), (decided.usual, "what is inside")]
+        others += [(decided.named, "its name"), (decided.usual, "its contents")]
     seen = {sorted_by(entries, decided.criteria)[-1].path} if others else set()
     for criteria, name in others:
         newest = sorted_by(entries, criteria)[-1]

@@ -146,7 +146,7 @@ def upload_warnings(root: str) -> Iterator[str]:
     if (found := fs.place_of(root).unfinished_uploads(root)) is not None:
         count, nbytes = found
         what = counted(count, "unfinished upload") + ("" if nbytes is None else f" ({nbytes:,} bytes)")
-        yield f"{shown(root)}: {what}, which no listing shows; ckpttool leaves them alone"
+        yield f"{shown(root)}: {what}, hidden from listings; ckpttool leaves them alone"
 
 
 def nothing_in(root: str, *, recursive: bool) -> str:
@@ -403,7 +403,9 @@ def _no_checkpoint_error(path: str) -> CheckpointError:
         checkpoints = (
             f"{count} or more checkpoints" if count == _MOST_INSIDE else counted(count, "checkpoint")
         )
-        return NotACheckpoint(path, f"holds {checkpoints}, and is none itself", expected="name one of them")
+        return NotACheckpoint(
+            path, f"contains {checkpoints}, but isn't one itself", expected="name one of them"
+        )
     if os.path.basename(path) == tf_state.NAME and fs.isfile(path):
-        return NotACheckpoint(path, "only names checkpoints", expected="name one of them")
-    return NotACheckpoint(path, "no checkpoint, and no part of one")
+        return NotACheckpoint(path, "only lists checkpoints", expected="name one of them")
+    return NotACheckpoint(path, "not a checkpoint or part of one")

@@ -55,7 +55,7 @@ def test_json(saves: Path, run: Run) -> None:
 def test_what_can_not_be_told(tmp_path: Path, run: Run) -> None:
     shutil.copytree(SERIES, tmp_path / "run", copy_function=shutil.copy)
     lines = run("list", tmp_path / "run", "--cadence", "--mtbf", "24h").out.splitlines()
-    assert "  saved every    unknown: all were written within a minute, as by a copy" in lines
+    assert "  saved every    unknown: all were written within a minute, as if copied" in lines
     assert "  a save takes   unknown (--save-time says it)" in lines
     assert not any("best" in line or "full" in line for line in lines[1:])
 

@@ -92,7 +92,7 @@ def test_entries_that_pin_nothing_are_no_pins(run, series: Path) -> None:
     Path(".ckpttool-pins.toml").write_text(f'pinned = ["{NAME}", "run", ""]\n')
     status, out, err = run("pin", "-l")
     assert (status, out) == (1, f"{NAME}\n")
-    holds = "which is no checkpoint: holds 10 checkpoints, and is none itself"
+    holds = "which is no checkpoint: contains 10 checkpoints, but isn't one itself"
     assert err == (
         f"ckpttool: warning: .ckpttool-pins.toml: pinned has 'run', {holds}\n"
         "ckpttool: warning: .ckpttool-pins.toml: pinned has '', which is no name\n"

@@ -236,7 +236,7 @@ def test_what_somebody_says_is_a_series(run, series: Path) -> None:
     why = "nothing says that its numbers count saves: could be different models"
     status, out, err = run("prune", series, "--keep", 1, "--dry-run")
     assert status == 1
-    assert f"left alone: {why} (if they are one series, say --series 'digit_*.pth')" in out
+    assert f"left alone: {why} (if they are one series, use --series 'digit_*.pth')" in out
     assert why in err
     status, out, err = run("prune", series, "--keep", 1, "--series", "digit_*.pth")
     assert (status, err) == (0, "")

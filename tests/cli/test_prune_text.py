@@ -70,7 +70,7 @@ def test_what_a_rule_keeps_beside_what_fits_is_told(run: Run, series: Path, gold
     sizes = [os.path.getsize(kept["path"]) for kept in one["keep"]]
     assert (one["excess_bytes"], document["excess_bytes"]) == (sum(sizes) - 9000, 0)
     assert {gone["unfitting"] for gone in one["remove"]} == {
-        "--max-size 9 kB: the oldest go until the rest fits"
+        "--max-size 9 kB: the oldest are removed until the rest fits"
     }
 
 

@@ -229,5 +229,5 @@ def test_the_parts_of_a_serial_are_never_pruned(root: Path, part: str) -> None:
     for number in (3, 4):
         (serial / part).mkdir(exist_ok=True)
         shutil.copyfile(serial / "__model__" / "fc_0.w_0", serial / part / f"weights_{number}")
-    with pytest.raises(UsageError, match=f"is a part of the checkpoint .*{serial.name}"):
+    with pytest.raises(UsageError, match=f"is part of the checkpoint .*{serial.name}"):
         prune(serial / part, keep_last=1)

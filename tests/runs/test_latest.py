@@ -44,7 +44,7 @@ def test_a_link_that_leads_nowhere_is_no_run_that_has_not_begun(tmp_path: Path) 
     for path in (tmp_path / "run", tmp_path / "run" / "exp1"):
         with pytest.raises(NotFound, match="a link to elsewhere, which does not exist"):
             latest(path)
-    with pytest.raises(NotFound, match="no such directory"):
+    with pytest.raises(NotFound, match="directory not found"):
         latest(tmp_path / "none" / "exp1")
     assert latest(tmp_path / "none" / "exp1", missing_ok=True).path is None
 
@@ -128,7 +128,7 @@ def test_what_is_newer_and_holds_too_little_is_told(trainer: Path) -> None:
     found = latest(trainer)
     assert found.path == str(trainer / "checkpoint-8")
     assert [(one.path, one.message) for one in found.passed_over] == [
-        (str(trainer / "checkpoint-10"), "it is newer, but weights alone, without an optimizer's state")
+        (str(trainer / "checkpoint-10"), "it is newer, but has only weights, no optimizer state")
     ]
     (trainer / "checkpoint-4" / "optimizer.pt").unlink()
     assert latest(trainer).passed_over == found.passed_over

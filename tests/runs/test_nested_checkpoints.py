@@ -41,7 +41,7 @@ def test_one_that_hides_another_is_told(trainer: Path) -> None:
     """With a checkpoint-<n> inside it is a run's own directory, as a Trainer's final model lies in one."""
     shutil.copytree(trainer / "checkpoint-6", trainer / "checkpoint-2" / "checkpoint-12")
     planned = _planned(trainer)
-    told = "not one of its series: it holds 1 other checkpoint, so it is taken for a run of its own"
+    told = "not part of the series: it contains 1 other checkpoint; treated as a separate run"
     assert f"{trainer}/checkpoint-2: {told}" in planned.warnings
     assert all("checkpoint-2" not in entry.path for entry in planned.plan.removals)
     assert not any("checkpoint-2" in one for one in _planned(trainer, exclude=["checkpoint-2"]).warnings)

@@ -20,9 +20,9 @@ from tests.support.saves import DAY, HOUR, Facts, left_alone, save_all, series_i
 EPOCHS_DECIDE, STEPS_DECIDE = (
     f"epochs and steps disagree about the order; {one} decide" for one in ("epochs", "steps")
 )
-NAMES_DECIDE = "the names and what is inside disagree about the order; the names decide"
-INSIDE_DECIDES = "the names and what is inside disagree about the order; what is inside decides"
-TIMES_DECIDE = "no number tells all checkpoints apart; the files' own times decide"
+NAMES_DECIDE = "the names and the contents disagree about the order; the names decide"
+INSIDE_DECIDES = "the names and the contents disagree about the order; the contents decide"
+TIMES_DECIDE = "no number distinguishes all checkpoints; file times decide"
 
 
 def _begun_again(apart: float, kind: str) -> dict[str, Facts]:
@@ -118,7 +118,7 @@ ORDERS: dict[str, tuple[dict[str, Facts], list[str], dict[str, str]]] = {
         f"names go on while an {kind} inside begins again, {apart} s apart": (
             _begun_again(apart, kind),
             [NAMES_DECIDE],
-            {f"m_{kind}_14.pt": "newest by what is inside"},
+            {f"m_{kind}_14.pt": "newest by its contents"},
         )
         for kind in ("epoch", "step")
         for apart in (0, 0.5, HOUR)
@@ -127,7 +127,7 @@ ORDERS: dict[str, tuple[dict[str, Facts], list[str], dict[str, str]]] = {
         f"names go on in the few that are left, {apart} s apart": (
             {name: facts for name, facts in _begun_again(apart, "epoch").items() if name in left},
             [NAMES_DECIDE],
-            {"m_epoch_14.pt": "newest by what is inside"},
+            {"m_epoch_14.pt": "newest by its contents"},
         )
         for apart in (0, HOUR)
         for left in [("m_epoch_14.pt", "m_epoch_19.pt", "m_epoch_20.pt")]
@@ -174,7 +174,7 @@ def _newest_else(directory: Path, **options: Any) -> dict[str, str]:
     ("times", "last", "other"),
     [
         ((0, 0, 0), "m_epoch_2.pt", {"m_epoch_3.pt": "newest by its name"}),
-        ((1, 2, 3), "m_epoch_3.pt", {"m_epoch_2.pt": "newest by what is inside"}),
+        ((1, 2, 3), "m_epoch_3.pt", {"m_epoch_2.pt": "newest by its contents"}),
         ((2, 3, 1), "m_epoch_2.pt", {"m_epoch_3.pt": "newest by its name"}),
         ((1, 3, 2), "m_epoch_2.pt", {"m_epoch_3.pt": "newest by its name"}),
     ],
@@ -303,7 +303,7 @@ def test_tensors_tell_series_apart(tmp_path: Path) -> None:
     }
 
 
-SETTINGS = "a number in front of the epoch or step could be a setting: could be different runs"
+SETTINGS = "a number before the epoch or step could be a setting: could be different runs"
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_names_of_one_series_differ_in_numbers_alone(
         assert len({re.sub(r"(?:nan|[0-9.e-])+", "#", name) for name in names}) == 1
 
 
-UNORDERED = "no number in its names, nor in it, tells which is older"
+UNORDERED = "no number in its names or contents shows which is older"
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_what_keeps_one_part_whole_keeps_all_whole(tmp_path: Path) -> None:
     run = tmp_path / "run"
     _write(run, SIBLINGS[0], ({"state": True}, {"state": True}), 3)
     os.link(run / "D_2.pth", tmp_path / "another name")
-    why = "it has other names (hard links)"
+    why = "it has other hard links"
     assert _slimming(run, 1) == {
         "G_*.pth": (["G_1.pth"], {"G_2.pth": why}),
         "D_*.pth": (["D_1.pth"], {"D_2.pth": why}),

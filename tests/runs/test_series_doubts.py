@@ -16,8 +16,8 @@ PARTS = "numbered from 0 and written at once, with no epoch or step inside: coul
 NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
 YEARS = "its numbers could be years: nothing inside says that they count saves"
 CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
-METRICS_ALONE = "a metric is all that tells its names apart"
-UNORDERED = "no number in its names, nor in it, tells which is older"
+METRICS_ALONE = "its names differ only in a metric"
+UNORDERED = "no number in its names or contents shows which is older"
 SAYS_SO = (PARTS, NOT_COUNTED, YEARS, CONTRADICTED)
 """Doubts that go if somebody says that it is one series."""
 
@@ -94,7 +94,7 @@ INSIDE: list[tuple[list[tuple[int | None, int | None]], str | None]] = [
 )
 def test_what_is_doubted(saves: dict[str, Facts], why: str | None, tmp_path: Path) -> None:
     ((key, told),) = left_alone(save_all(tmp_path, saves)).items()
-    hint = f" (if they are one series, say --series '{key}')" if why in SAYS_SO else ""
+    hint = f" (if they are one series, use --series '{key}')" if why in SAYS_SO else ""
     assert told == (None if why is None else why + hint)
     if why in SAYS_SO:
         assert left_alone(tmp_path, series=(key,)) == {key: None}

@@ -178,7 +178,7 @@ def test_what_could_be_a_run_is_left_alone_whole(tmp_path: Path, names: tuple[st
         assert removed_names(found) == []
         (problem,) = found.problems
         assert (
-            f"left alone: {names[-1]} in iter_1 counts saves of its own: could be different runs"
+            f"left alone: {names[-1]} in iter_1 counts its own saves: could be different runs"
             in problem.message
         )
         assert "--series 'iter_*'" in problem.message
@@ -190,7 +190,7 @@ def test_data_that_count_make_no_run_of_it(tmp_path: Path) -> None:
     for told in ({"recursive": True}, {"recursive": True, "group_by": "none"}):
         found = planned(run, **told)
         assert removed_names(found) == []
-        assert "samples_step_1.npy in step_100 counts saves of its own" in found.problems[0].message
+        assert "samples_step_1.npy in step_100 counts its own saves" in found.problems[0].message
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_pins_and_a_trash_in_it_keep_it(tmp_path: Path, own: str) -> None:
     run = saved(tmp_path / "run", (1, 2, 3), PAIR)
     (run / "step_1" / own).parent.mkdir(parents=True, exist_ok=True)
     (run / "step_1" / own).write_text('pinned = ["model.pt"]')
-    assert kept_reasons(planned(run))["step_1"] == (f"{own.partition('/')[0]} lies in it",)
+    assert kept_reasons(planned(run))["step_1"] == (f"contains {own.partition('/')[0]}",)
 
 
 @pytest.mark.parametrize("form", ["iter_{:07d}", "global_step_{}"])

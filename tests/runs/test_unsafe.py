@@ -108,7 +108,7 @@ def test_where_nothing_else_is_intact_nobody_is_to_begin_anew(run, runs: Path) -
     (runs / "epoch_1.pkl").unlink()
     error = (
         f"ckpttool: error: runs: no checkpoint is safe to resume from: runs/epoch_4.pkl: {UNSAFE}; "
-        "so are 1 more (--allow-unsafe takes it all the same)\n"
+        "and 1 more (--allow-unsafe accepts it)\n"
     )
     for more in ((), ("--json",), ("-q",)):
         assert run("latest", runs, *more) == (2, "", error)
@@ -154,7 +154,7 @@ def test_prune_counts_it_as_intact_and_keeps_what_latest_goes_by(run, runs: Path
     assert (status, err) == (0, "")
     assert [line.split(None, 2) for line in out.splitlines()[1:5]] == [
         ["keep", "epoch_4.pkl", "newest, last 1, unsafe"],
-        ["keep", "epoch_2.pkl", "newest that is not unsafe"],
+        ["keep", "epoch_2.pkl", "newest that isn't unsafe"],
         ["remove", "epoch_3.pkl", f"{unsafe} B, unsafe"],
         ["remove", "epoch_1.pkl", f"{safe} B"],
     ]

@@ -137,7 +137,7 @@ def test_a_directory_that_never_rests_has_no_answer(short: Path, monkeypatch: py
             (short / before).rename(short / at)
 
     before_verifying(monkeypatch, rename)
-    with pytest.raises(AccessDenied, match="checkpoints are renamed or removed as often as it is looked at"):
+    with pytest.raises(AccessDenied, match="checkpoints are renamed or removed during every scan"):
         latest(short)
     assert clock.now > 1
 

@@ -191,7 +191,7 @@ def test_one_that_was_changed_a_moment_ago_is_looked_at_once_more(
     path = run / "model_epoch_10.pth"
     write(clock, path, new)()
     found, said = asked(run, clock)
-    assert (found.path, said) == (str(path), [f"waiting up to 60 s for {path}: it was changed a moment ago"])
+    assert (found.path, said) == (str(path), [f"waiting up to 60 s for {path}: it changed a moment ago"])
     assert MOMENT <= clock.now <= MOMENT + POLL
 
 
@@ -202,7 +202,7 @@ def test_one_that_never_rests_is_not_the_answer(run: Path, clock: Clock, new: by
         clock.at(number * 0.25, write(clock, path, new))
     found, _ = asked(run, clock, 5)
     assert found.path == str(run / "model_epoch_9.pth")
-    assert [one.message for one in found.passed_over] == ["being written: it changed while it was waited for"]
+    assert [one.message for one in found.passed_over] == ["being written: it changed while waiting for it"]
 
 
 def test_a_clock_that_is_behind_the_files_does_not_wait_for_ever(run: Path, clock: Clock, new: bytes) -> None:

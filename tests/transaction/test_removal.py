@@ -513,7 +513,7 @@ def test_a_survivor_that_vanished_keeps_the_series(series: Path) -> None:
     result = _prune(series, confirm=_meanwhile((series / "model_epoch_9.pth").unlink))
     assert len(_digests(series)) == 9
     assert len(result.problems) == 8
-    assert "model_epoch_9.pth, which was to stay, has changed" in result.problems[0].message
+    assert "model_epoch_9.pth, which is kept, has changed" in result.problems[0].message
 
 
 def test_one_prune_at_a_time(series: Path) -> None:

@@ -144,8 +144,10 @@ class Planner:
             retention = self._retention()
         removed, total, limit = len(retention.removals), len(survey.entries), request.max_delete
         if limit is not None and removed > max_removals(limit, total):
-            would_go = f"{removed:,} of {counted(total, 'checkpoint')} would go"
-            raise UsageError(f"{would_go}, more than --max-delete {limit} allows; nothing was removed")
+            share = f"{removed:,} of {counted(total, 'checkpoint')}"
+            raise UsageError(
+                f"{share} would be removed, more than --max-delete {limit} allows; nothing was removed"
+            )
         chosen = [(group, request.all_policies.of(group)) for group in self._saves]
         protections = of_saves(self._saves, self._protections())
         problems = (
@@ -282,7 +284,7 @@ def survey_series(
 ) -> Survey:
     """Return the survey of a directory, without the directory itself if it is a checkpoint, too."""
     if (serial := enclosing_serial(root)) is not None:
-        raise UsageError(f"{root} is a part of the checkpoint {serial}")
+        raise UsageError(f"{root} is part of the checkpoint {serial}")
     if known is None:
         with progress(root, None) as advance:
             known = survey_directory(root, request, enters_root=True, advance=advance)
@@ -312,7 +314,7 @@ def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[E
 
 
 def _mark_unread_newest(retention: RetentionPlan, read: Collection[str]) -> RetentionPlan:
-    """Return the plan in which the reason of each unread newest checkpoint is "newest (not read)"."""
+    """Return the plan in which the reason of each unread newest checkpoint says so."""
     groups: list[GroupPlan] = []
     for group in retention.groups:
         keep = list(group.keep)
@@ -389,8 +391,8 @@ def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
         except CheckpointError:  # the survey says so
             continue
         if count:
-            inside = f"it holds {counted(count, 'other checkpoint')}"
-            yield f"{shown(path)}: not one of its series: {inside}, so it is taken for a run of its own"
+            inside = f"it contains {counted(count, 'other checkpoint')}"
+            yield f"{shown(path)}: not part of the series: {inside}; treated as a separate run"
 
 
 def _lookalikes(
@@ -419,8 +421,8 @@ def _lookalikes(
         except UsageError:  # its rules can't rank these
             continue
         if changes:
-            why = f"{counted(len(entries), 'checkpoint')} could be one series, and nothing says so"
-            message = f"left alone: {why} (--series {quote(pattern)} does)"
+            why = f"{counted(len(entries), 'checkpoint')} could be one series"
+            message = f"left alone: {why} (--series {quote(pattern)} makes them one)"
             yield Problem(shown(os.path.join(directory, pattern)), message)
 
 
@@ -503,7 +505,7 @@ def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry, Entry
     while real not in known:
         above = fs.dirname(real)
         if above == real:
-            raise UsageError(f"{path} is none of the checkpoints that were looked at")
+            raise UsageError(f"{path} is not one of the checkpoints found")
         real = above
     return known[real]
 
@@ -519,9 +521,9 @@ def _against(
         return
     fault = fault_of(save, planned.protections)
     if fault is not None:
-        yield f"no rule counts it: {fault}"
+        yield f"rules ignore it: {fault}"
         if entry in group_plan.remove:
-            yield "--incomplete remove: the newest intact one is newer"
+            yield "--incomplete remove: an intact one is newer"
         return
     policy = group_plan.policy
     if policy is None:
@@ -532,7 +534,7 @@ def _against(
             if save.path not in kept_by_rule or (rule.alters and entry in group_plan.slim):
                 yield rule.against(policy, history, save)
     if entry.path in group_plan.whole:
-        yield f"it stays whole: {group_plan.whole[entry.path]}"
+        yield f"it is kept whole: {group_plan.whole[entry.path]}"
     if entry.path in group_plan.unfitting:
         yield group_plan.unfitting[entry.path]
 

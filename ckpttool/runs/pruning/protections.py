@@ -49,7 +49,7 @@ from ckpttool.transaction.journal_documents import is_name
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
 from ckpttool.transaction.paths import bare, is_within
 
-METRICS_ALONE = "a metric is all that tells its names apart"
+METRICS_ALONE = "its names differ only in a metric"
 
 PARTS = "numbered from 0 and written at once, with no epoch or step inside: could be parts of one checkpoint"
 
@@ -59,13 +59,13 @@ YEARS = "its numbers could be years: nothing inside says that they count saves"
 
 CONTRADICTED = "the epochs or steps inside don't grow with its numbers: could be different models"
 
-EQUALLY_LONG = "all were trained equally long: could be different models"
+EQUALLY_LONG = "all have the same epoch and step inside: could be different models"
 
-SETTINGS = "a number in front of the epoch or step could be a setting: could be different runs"
+SETTINGS = "a number before the epoch or step could be a setting: could be different runs"
 
-UNORDERED = "no number in its names, nor in it, tells which is older"
+UNORDERED = "no number in its names or contents shows which is older"
 
-WITNESS = "tells its run from others"
+WITNESS = "distinguishes its run from others"
 
 NOTHING_TRAINED = "holds neither weights nor an optimizer"
 
@@ -113,7 +113,7 @@ def _runs_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | No
             continue
         files = (os.path.relpath(file.path, entry.name) for file in entry.contents.files)
         if (name := own_count_inside(entry.name, files)) is not None:
-            return f"{name} in {entry.name} counts saves of its own: could be different runs"
+            return f"{name} in {entry.name} counts its own saves: could be different runs"
     return None
 
 
@@ -220,7 +220,7 @@ def copy_warnings(groups: Sequence[Group]) -> Iterator[str]:
     for group in groups:
         if (pair := _first_copies(group)) is not None:
             first, second = pair
-            yield f"{group.key}: {first.path} and {second.path} hold the same bytes; copies count twice"
+            yield f"{group.key}: {first.path} and {second.path} are identical; copies count twice"
 
 
 def _first_copies(group: Group) -> tuple[Entry, Entry] | None:
@@ -302,7 +302,7 @@ def foreign_reason(entry: Entry) -> str:
     """Return the reason to keep a checkpoint with files that aren't its own, unless the user agreed."""
     names = entry.foreign_files
     more = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-    return f"{names[0]}{more} in it is not the checkpoint's own (--yes removes it)"
+    return f"contains {names[0]}{more}, not part of the checkpoint (--yes removes it)"
 
 
 def _now(root: str) -> float:
@@ -352,7 +352,7 @@ def protections_of(
     doubts = doubts_of(saves, named_series)
     for key, first in {group.key: group.entries[0] for group in saves}.items():
         if key in doubts and doubts[key] not in (METRICS_ALONE, UNORDERED):  # else the user can't know better
-            doubts[key] += f" (if they are one series, say --series {quote(first.fields.blank)})"
+            doubts[key] += f" (if they are one series, use --series {quote(first.fields.blank)})"
     return Protections(reasons, pointed.skipped, faults, doubts, holders=pointed.holders)
 
 
@@ -367,7 +367,7 @@ def _entry_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]
         # Pins, or a trash, that a command left there when it took each file for a checkpoint.
         names = (name for file in entry.contents.files for name in file.path.split(os.sep))
         kept = (name for name in names if name.startswith(OWN_PREFIX) and not is_scratch_name(name))
-        yield from islice((f"{name} lies in it" for name in kept), 1)
+        yield from islice((f"contains {name}" for name in kept), 1)
     if entry.is_link:
         yield "is a symlink"
     if not all(map(is_name, entry.unit.members)):
@@ -432,7 +432,7 @@ class RequiredCopies:
             UsageError: The location is in the directory itself.
         """
         if is_within(fs.realpath(bare(location)), fs.realpath(root)):
-            raise UsageError(f"--require-copy {location}: it lies in {root}, and is no other place")
+            raise UsageError(f"--require-copy {location}: inside {root}, not another place")
         self._root, self._location, self._progress = root, location, progress
         self._proven: dict[str, dict[str, os.stat_result]] = {}
         fs.refresh(location)
@@ -452,7 +452,7 @@ class RequiredCopies:
                     copy = os.path.join(bare(self._location), os.path.relpath(path, self._root))
                     status = status_of(copy)
                     if status is None or not _is_copy(path, file, copy, status, advance):
-                        reasons[entry.path] = f"not proven in {self._location}"
+                        reasons[entry.path] = f"no proven copy in {self._location}"
                         break
                     proven[copy] = status
         return reasons

@@ -247,7 +247,7 @@ def _recover(directory: str, locks: _Locks) -> Recovery:
     if locks.try_hold(directory):
         return recover_directory(directory)
     if engine_of(directory).journals():
-        locks.require(directory, "what was interrupted can't be recovered: {}")
+        locks.require(directory, "can't recover interrupted commands: {}")
     return Recovery()
 
 
@@ -394,7 +394,7 @@ def _slim(locks: _Locks, result: Pruned, protected: Mapping[str, str], slimming:
                 slimming.failed[entry.path] = protected[entry.path]
                 continue
             if changed is not None:
-                slimming.failed[entry.path] = f"{changed.name}, which was to stay whole, has changed"
+                slimming.failed[entry.path] = f"{changed.name}, which is kept whole, has changed"
                 continue
             try:
                 locks.hold(entry.directory)
@@ -448,10 +448,10 @@ def _removals(
         for entry in entries:
             user = needing_path(real, entry.contents, needed)
             if changed is not None:
-                total.failures[entry.path] = Failure(f"{changed.name}, which was to stay, has changed")
+                total.failures[entry.path] = Failure(f"{changed.name}, which is kept, has changed")
             elif user is not None:
                 name = os.path.basename(user)
-                total.failures[entry.path] = Failure(f"{name}, which stays, needs a part of it")
+                total.failures[entry.path] = Failure(f"{name}, which is kept, needs a part of it")
             elif entry.path in protected:
                 total.failures[entry.path] = Failure(protected[entry.path])
             else:

@@ -39,15 +39,15 @@ def obstacle_to_slimming(entry: Entry, dtype: str | None) -> str | None:
     if entry.contents.symlinks:
         return "a part of it is a symlink"
     if any(file.links > 1 for file in files):
-        return "it has other names (hard links)"
+        return "it has other hard links"
     if entry.holds_others:
-        return "other checkpoints lie in it"
+        return "it contains other checkpoints"
     if any(name.endswith(SIDECARS) for name in entry.unit.members):
-        return "a manifest beside it tells of it as it is"
+        return "a manifest next to it records its current content"
     try:
         with open_checkpoint(entry.unit.path) as checkpoint:
             if (manifest := manifest_of(checkpoint)) is not None:
-                return f"{manifest} tells of it as it is"
+                return f"{manifest} records its current content"
             if _is_one_file(entry):
                 plan_slim_file(checkpoint, dtype)
             elif not entry.state.files:
@@ -153,7 +153,7 @@ class Slimming:
         listed = OperationList("slim", (group,), (*comes, *leaves), self._identity)
         moved = apply(entry.directory, listed)
         if entry.path not in moved.done:
-            raise NotSlim(moved.failed.get(entry.path, "it has vanished"))
+            raise NotSlim(moved.failed.get(entry.path, "it no longer exists"))
         self.freed += contents.nbytes - sum(one.file.size for one in successors)
 
 

@@ -41,7 +41,7 @@ def require_metrics(chosen: Chosen) -> None:
         if sound and all(entry.recorded_metric(metric) is None for entry in sound):
             known = {name for entry in sound for name in entry.metrics}
             known |= {"loss" for entry in sound if entry.loss is not None}
-            there = f"there are {', '.join(sorted(known))}" if known else "none has any"
+            there = f"metrics: {', '.join(sorted(known))}" if known else "none has any metric"
             raise UsageError(f"no checkpoint has a metric {metric!r} ({there}; --metrics FILE reads a log)")
 
 
@@ -59,7 +59,7 @@ def lack_warnings(chosen: Chosen, now: float | None) -> Iterator[str]:
     for entries in _sound_series(chosen, "date"):
         doubts = date_doubts(entries, now)
         lacks += [entry.path in doubts for entry in entries]
-    yield from _kept_for_lack(lacks, "no date that can be believed")
+    yield from _kept_for_lack(lacks, "no credible date")
 
 
 def _kept_for_lack(lacks: Sequence[bool], what: str) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _ranks(
         if place <= count:
             yield members, RunRank(False, rank)
         elif any(code_of(reason) in _GOES_ON for reason in reasons):
-            yield members, RunRank(False, "its run may be going on")
+            yield members, RunRank(False, "its run may be in progress")
         else:
             yield members, RunRank(True, f"{rank}, not one of the best {count:,}")
 
@@ -267,8 +267,8 @@ class Excess(NamedTuple):
         return self.required > self.limit
 
     def __str__(self) -> str:
-        stays = f"{size(self.taken)} {'stay of it' if self.rule == 'max_size' else 'stay in all'}"
-        return f"{stays}, {size(self.nbytes)} more than {RULES[self.rule].flags[0]} {size(self.limit)}"
+        kept = f"{size(self.taken)} {'kept' if self.rule == 'max_size' else 'kept in total'}"
+        return f"{kept}, {size(self.nbytes)} more than {RULES[self.rule].flags[0]} {size(self.limit)}"
 
 
 def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterable[Entry]) -> Excess | None:
@@ -286,7 +286,7 @@ def removals_for_limits(series: Sequence[LimitedSeries]) -> dict[str, str]:
     reasons: dict[str, str] = {}
     for one in series:
         if one.policy is not None and (limit := one.policy.max_size) is not None:
-            why = f"--max-size {size(limit)}: the oldest go until the rest fits"
+            why = f"--max-size {size(limit)}: the oldest are removed until the rest fits"
             reasons.update(dict.fromkeys(_drop_oldest(one.staying, one.held, limit), why))
     limit = total_limit(one.policy for one in series)
     if limit is None:
@@ -298,7 +298,7 @@ def removals_for_limits(series: Sequence[LimitedSeries]) -> dict[str, str]:
         # A series without this limit keeps everything, whatever the total is.
         is_limited = one.policy is not None and one.policy.max_total_size is not None
         held.update((*one.held, *one.undated) if is_limited else (entry.path for entry in one.staying))
-    why = f"--max-total-size {size(limit)}: the oldest of all series go until the rest fits"
+    why = f"--max-total-size {size(limit)}: the oldest of all series are removed until the rest fits"
     reasons.update(dict.fromkeys(_drop_oldest(sorted(saves, key=attrgetter("save_time")), held, limit), why))
     return reasons
 

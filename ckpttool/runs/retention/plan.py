@@ -34,10 +34,10 @@ from ckpttool.runs.retention.rules import RULES, History, Policy, newest_whole
 from ckpttool.runs.saves import parts_of, series_of_saves
 from ckpttool.runs.series import Group, newest_by_other_counts, order_entries
 
-NO_RULE = "no rule of the configuration is for it"
+NO_RULE = "no rule in the configuration matches it"
 NEWEST = Reason(Code.NEWEST)
-NEWEST_UNREAD = Reason(Code.NEWEST, "newest (not read)")
-FINITE = "newest of a failed run that is intact and finite"
+NEWEST_UNREAD = Reason(Code.NEWEST, "newest (not verified: nothing to remove)")
+FINITE = "newest intact and finite one of a failed run"
 
 
 def _by_path() -> Any:
@@ -302,7 +302,7 @@ class _Draft(NamedTuple):
             if policy.max_total_size is not None:
                 # A checkpoint without a date may be new: it is kept, with that reason.
                 undated = self.limited.undated.get(entry.path)
-                fits.append(undated or f"fits {size(policy.max_total_size)} in all")
+                fits.append(undated or f"fits {size(policy.max_total_size)} in total")
             reasons[entry.path] = _unique(reasons[entry.path], fits)
         return reasons
 
@@ -354,7 +354,7 @@ def _draft(
     has_limit = policy is not None and policy.has_limit
     keeps_any = any(entry.path in ruled for entry in intact)
     if intact and not (keeps_any or goes_whole or has_limit) and not all(reasons.values()):
-        raise UsageError(f"{group.key}: the policy would keep nothing of it")
+        raise UsageError(f"{group.key}: the policy would keep no checkpoint")
     held = {*always, *kept_faults, *protected}
     if is_beyond_best:  # limits of size mustn't keep more of it
         stays = [entry for entry in group.entries if reasons[entry.path]]
@@ -400,7 +400,7 @@ def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list
     reasons[newest.path].append(NEWEST)
     if newest.danger is not None:
         for entry in [entry for entry in history.intact if entry.danger is None][:1]:
-            reasons[entry.path].append("newest that is not unsafe")
+            reasons[entry.path].append("newest that isn't unsafe")
     for entry in history.written_last[:1]:
         reasons[entry.path].append("written last")
     for entry, count in newest_by_other_counts(history.intact):

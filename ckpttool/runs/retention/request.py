@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _UNCLOSED = re.compile(r"\[(?!!?\]?[^\]]*\])")
-_OF_ALL = "--max-total-size is of all series, and no rule for some of them"
+_OF_ALL = "--max-total-size limits all series together, not some of them"
 
 
 def glob_below(text: str) -> str:
@@ -46,7 +46,7 @@ def glob_below(text: str) -> str:
     if not all(parts) or any("**" in part and part != "**" for part in parts):
         raise WrongValue("a glob like models/*.pth or **/*.pth, with ** as a whole name")
     if any(_UNCLOSED.search(part) for part in parts):
-        raise WrongValue("each [ needs its ]")
+        raise WrongValue("each [ needs a closing ]")
     return "/".join(parts)
 
 
@@ -179,7 +179,7 @@ def max_removals(limit: str, total: int) -> int:
     """Return the number of ``total`` checkpoints that a limit such as ``10`` or ``20%`` allows to remove."""
     match = _LIMIT.fullmatch(limit.strip())
     if match is None or (match[1] is not None and Decimal(match[1]) > 100):
-        raise UsageError(f"--max-delete {limit}: no limit (such as 10 or 20%)")
+        raise UsageError(f"--max-delete {limit}: invalid limit (such as 10 or 20%)")
     percent, count = match.groups()
     return int(count) if percent is None else int(Decimal(percent) * total // 100)
 
@@ -212,7 +212,7 @@ class PruneRequest(Scope):
     policies: Policies | None = None
     depth: Depth = _execution(
         "--verify",
-        help="First verify only the structure, or every byte, of what is kept. [default: full]",
+        help="First verify the structure, or every byte, of the checkpoints to keep. [default: full]",
         default="full",
     )
     min_age: int = _execution(

@@ -70,7 +70,7 @@ def date_doubts(entries: Sequence[Entry], now: float | None) -> dict[str, str]:
     by_file = [entry for entry in entries if entry.saved_at is None and entry.path not in doubts]
     for burst in _bursts(by_file):
         span = (burst[-1].modified_ns - burst[0].modified_ns) // 10**9 + 1
-        why = f"no date ({len(burst):,} files within {span:,} s, as by a copy)"
+        why = f"no date ({len(burst):,} files within {span:,} s, as if copied)"
         doubts.update((entry.path, why) for entry in burst)
     return doubts
 
@@ -369,7 +369,7 @@ def _keep_whole(policy: Policy, history: History) -> KeptWithReasons:
 
 def _not_whole(policy: Policy, history: History, entry: Entry) -> str:
     if not entry.holds_state:
-        return "it holds no training state"
+        return "it has no training state"
     place = [one for one in history.intact if one.holds_state].index(entry) + 1
     return f"{ordinal(place, 'newest')} with training state, not one of the newest {policy.full:,}"
 
@@ -391,7 +391,7 @@ def _keep_named(policy: Policy, history: History) -> KeptWithReasons:
 
 
 def _not_named(policy: Policy, history: History, entry: Entry) -> str:
-    return f"its name is not {' or '.join(policy.keep_names)}"
+    return f"its name doesn't match {' or '.join(policy.keep_names)}"
 
 
 # The table ------------------------------------------------------------------------------------------
@@ -457,7 +457,7 @@ class Policy:
     )
     keep_best_runs: int | None = _count(
         "--keep-best-runs",
-        help="Remove all runs but the N best by --metric; other rules hold within these.",
+        help="Remove all runs but the N best by --metric; other rules apply within these.",
         keep=_keep_all_of_best_runs,
         example=5,
     )
@@ -500,8 +500,8 @@ class Policy:
     )
     older_than: int | None = _duration(
         "--older-than",
-        help="Remove only checkpoints saved more than TIME (30d) ago; from the trash, those removed before "
-        "that.",
+        help="Remove only checkpoints saved more than TIME (30d) ago; with --empty-trash, those removed "
+        "before then.",
         keep=_keep_younger,
         against=_not_younger,
         example="30d",
@@ -548,9 +548,9 @@ class Policy:
         if ranking is not None and self.metric is None:
             raise UsageError(f"{RULES[ranking].flags[0]} needs --metric NAME, such as val_loss")
         if self.metric is not None and ranking is None:
-            raise UsageError("--metric goes with --keep-best N or --keep-best-runs N")
+            raise UsageError("--metric needs --keep-best N or --keep-best-runs N")
         if self.mode is not None and self.metric is None:
-            raise UsageError("--mode goes with --keep-best N and --metric NAME")
+            raise UsageError("--mode needs --keep-best N and --metric NAME")
         check_mode(self.mode)
         if self.metric is not None:
             object.__setattr__(self, "mode", self.mode or mode_of(self.metric))
@@ -568,12 +568,12 @@ class Policy:
 
     def _require_slimming(self) -> None:
         if self.dtype is not None and self.full is None:
-            raise UsageError("--dtype goes with --full N")
+            raise UsageError("--dtype needs --full N")
         if self.dtype not in (None, *get_args(SlimType)):
             raise UsageError(f"--dtype {self.dtype} ({' or '.join(get_args(SlimType))})")
         if self.full is not None and self.has_limit:
             raise UsageError(
-                "--full doesn't go with a limit of size (slim first, then remove what is too much)"
+                "--full can't be combined with a size limit (slim first, then prune to the limit)"
             )
 
     @property

@@ -132,7 +132,7 @@ def test_a_part_of_a_fluid_serial_means_the_whole(root: Path) -> None:
 def test_a_list_of_checkpoints_is_none(manager: Path) -> None:
     with pytest.raises(NotACheckpoint) as error:
         pin([manager / "checkpoint"])
-    assert error.value.reason == "only names checkpoints (name one of them)"
+    assert error.value.reason == "only lists checkpoints (name one of them)"
 
 
 def test_pins_of_a_fluid_root_lie_beside_it(run, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_only_what_was_copied_is_removed(run: Run, runs: Path, location: str) ->
     assert run("copy", runs / NAMES[0], runs / NAMES[2], location).status == 0
     answer = run("prune", runs, "--keep", "1", "--yes", "--require-copy", location)
     assert answer.status == 0
-    assert f"keep    {NAMES[1]}  not proven in {location}\n" in answer.out
+    assert f"keep    {NAMES[1]}  no proven copy in {location}\n" in answer.out
     assert names(runs) == [NAMES[1], NAMES[3]]
     run("copy", runs, location)
     assert run("prune", runs, "--keep", "1", "--yes", "--require-copy", location).status == 0
@@ -61,7 +61,7 @@ def test_another_file_of_that_name_is_no_copy(run: Run, runs: Path, location: st
 def test_a_link_is_no_copy(run: Run, runs: Path, tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to(runs)
     answer = run("prune", runs, "--keep", "1", "--yes", "--require-copy", tmp_path / "linked")
-    assert answer.status == 2 and "is no other place" in answer.err
+    assert answer.status == 2 and "not another place" in answer.err
     (tmp_path / "hard").mkdir()
     for name in NAMES:
         (tmp_path / "hard" / name).hardlink_to(runs / name)

@@ -187,7 +187,7 @@ def test_an_index_that_is_written_after_the_plan(run: Path, trash: bool) -> None
         return True
 
     done = prune(_request(run), trash=trash, confirm=confirm)
-    assert list(done.failed.values()) == ["merged.safetensors.index.json, which stays, needs a part of it"]
+    assert list(done.failed.values()) == ["merged.safetensors.index.json, which is kept, needs a part of it"]
     assert _load(run / "merged.safetensors.index.json") == {"w1": 0, "w2": 200}
     assert not (run / "step_100-b.safetensors").exists()
 

@@ -223,9 +223,9 @@ def _with_shared_manifest(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (_link, "it has other names (hard links)"),
-        (_with_manifest, "a manifest beside it tells of it as it is"),
-        (_with_shared_manifest, "SHA256SUMS tells of it as it is"),
+        (_link, "it has other hard links"),
+        (_with_manifest, "a manifest next to it records its current content"),
+        (_with_shared_manifest, "SHA256SUMS records its current content"),
     ],
 )
 def test_what_can_t_be_slimmed_stays_whole_and_says_why(epochs: Path, run, change, why: str) -> None:
@@ -234,7 +234,7 @@ def test_what_can_t_be_slimmed_stays_whole_and_says_why(epochs: Path, run, chang
     status, out, _ = run("prune", epochs, "--full", "9", "--verify", "quick", "--yes")
     assert (status, f"whole: {why}" in out, file_bytes(epochs)) == (0, True, before)
     explained = why_in(epochs, epochs / "model_epoch_1.pth", policy=Policy(full=9), depth="quick")
-    assert (explained.slims, f"it stays whole: {why}" in explained.against) == (False, True)
+    assert (explained.slims, f"it is kept whole: {why}" in explained.against) == (False, True)
 
 
 def test_the_older_format_is_left_whole(tmp_path: Path, files: Path) -> None:
@@ -270,7 +270,7 @@ def test_what_holds_hardly_any_state_stays_whole_and_says_so(tmp_path: Path, run
     status, out, _ = run("prune", tmp_path, "--full", "1", "--verify", "quick", "--yes", "-v")
     assert (status, "whole: only 36 bytes of it are training state" in out) == (0, True)
     explained = why_in(tmp_path, tmp_path / "model_epoch_1.pth", policy=Policy(full=1), depth="quick")
-    assert explained.against == ("it stays whole: only 36 bytes of it are training state",)
+    assert explained.against == ("it is kept whole: only 36 bytes of it are training state",)
 
 
 def test_what_is_not_copied_is_not_slimmed(epochs: Path, tmp_path: Path) -> None:

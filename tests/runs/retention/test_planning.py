@@ -33,11 +33,11 @@ from tests.support.retention import (
 from tests.support.runs import make_run
 from tests.support.saves import START, Facts, left_alone, save, save_all, series_in
 
-NO_RULE = "no rule of the configuration is for it"
-FINITE = "newest of a failed run that is intact and finite"
+NO_RULE = "no rule in the configuration matches it"
+FINITE = "newest intact and finite one of a failed run"
 NOT_COUNTED = "nothing says that its numbers count saves: could be different models"
-EQUALLY_LONG = "all were trained equally long: could be different models"
-UNORDERED = "no number in its names, nor in it, tells which is older"
+EQUALLY_LONG = "all have the same epoch and step inside: could be different models"
+UNORDERED = "no number in its names or contents shows which is older"
 
 
 def _planned(directory: Path, **request: Any) -> Pruned:
@@ -171,7 +171,7 @@ def test_a_limit_refuses_the_whole(series: Path, limit: str, allowed: bool) -> N
         return
     with pytest.raises(UsageError) as refusal:
         _planned(series, **told)
-    said = f"7 of 10 checkpoints would go, more than --max-delete {limit} allows; nothing was removed"
+    said = f"7 of 10 checkpoints would be removed, more than --max-delete {limit} allows; nothing was removed"
     assert str(refusal.value) == said
 
 
@@ -180,7 +180,7 @@ def test_what_always_stays_may_take_more_than_the_limit(series: Path) -> None:
     size = (series / "model_epoch_10.pth").stat().st_size
     assert len(removed_names(planned)) == 9
     (problem,) = planned.problems
-    told = f"{_size(size)} stay of it, {_size(size - 1)} more than --max-size 1 byte"
+    told = f"{_size(size)} kept, {_size(size - 1)} more than --max-size 1 byte"
     assert problem.message == told
 
 
@@ -423,7 +423,7 @@ def test_what_belongs_with_the_newest_finite_one_stays_with_it(diverged: Path) -
 def test_what_was_not_read_is_not_called_the_newest_without_saying_so(diverged: Path) -> None:
     told = {"recursive": True, "policy": Policy(keep_last=9), "depth": "full"}
     bad, good = _planned(diverged, **told).plan.groups
-    assert next(kept.reasons for kept in bad.keep) == ("newest (not read)", "last 9")
+    assert next(kept.reasons for kept in bad.keep) == ("newest (not verified: nothing to remove)", "last 9")
     bad, good = _planned(diverged, **{**told, "policy": Policy(keep_last=1)}).plan.groups
     assert [(kept.entry.name, kept.reasons) for kept in bad.keep] == [
         ("m_epoch_3.pt", ("damaged: model.fc.weight: 1 of 2 values are NaN",)),
@@ -440,7 +440,7 @@ def test_copies_that_count_twice_are_told(diverged: Path) -> None:
     shutil.copytree(diverged / "good", diverged / "mirror")
     warned = _planned(diverged, **told).warnings
     one, other = diverged / "bad" / "m_epoch_1.pt", diverged / "good" / "m_epoch_1.pt"
-    assert f"all checkpoints: {one} and {other} hold the same bytes; copies count twice" in warned
+    assert f"all checkpoints: {one} and {other} are identical; copies count twice" in warned
     assert not any("copies" in one for one in _planned(diverged, **{**told, "group_by": None}).warnings)
     for run in ("good", "bad"):
         shutil.rmtree(diverged / run)
@@ -534,7 +534,7 @@ def test_every_rule_has_a_word(entry) -> None:
             "m_epoch_4.pt is the first at or after step 500, not this (900)",
             *_day(start + 6 * 7200.0),
             "12h older than the newest, not within 1h",
-            "its name is not best* or *_7.pt",
+            "its name doesn't match best* or *_7.pt",
         ),
     )
     stays, place, reasons, against = _explained(entries, "m_epoch_12.pt", policy)
@@ -542,7 +542,7 @@ def test_every_rule_has_a_word(entry) -> None:
     assert reasons[:3] == ("newest", "last 2", "best 3 by loss (0.0833333)")
     assert against == (
         "m_epoch_10.pt is the first at or after step 1,500, not this (1,800)",
-        "its name is not best* or *_7.pt",
+        "its name doesn't match best* or *_7.pt",
     )
 
 
@@ -563,14 +563,14 @@ def test_why_something_does_not_fit(entry) -> None:
         False,
         ("3rd newest of 3",),
         (),
-        ("--max-size 200 bytes: the oldest go until the rest fits",),
+        ("--max-size 200 bytes: the oldest are removed until the rest fits",),
     )
     entries = [entry(f"m_epoch_{epoch}.pt", saved_at=1_767_225_600.0 + epoch) for epoch in (1, 2, 3)]
     assert _explained(entries, "m_epoch_1.pt", Policy(keep_last=3, max_total_size=200)) == (
         True,
         ("3rd newest of 3",),
         ("last 3",),
-        ("--max-total-size 200 bytes: the oldest of all series go until the rest fits",),
+        ("--max-total-size 200 bytes: the oldest of all series are removed until the rest fits",),
     )
 
 
@@ -597,11 +597,11 @@ def test_what_is_faulty_is_not_counted(entry) -> None:
         True,
         (),
         ("incomplete: cut",),
-        ("no rule counts it: incomplete: cut",),
+        ("rules ignore it: incomplete: cut",),
     )
     told = _explained(entries, "m_epoch_1.pt", Policy(keep_last=1, incomplete="remove"))
     assert told[0] is False
-    assert told[3][1] == "--incomplete remove: the newest intact one is newer"
+    assert told[3][1] == "--incomplete remove: an intact one is newer"
 
 
 def test_a_path_may_be_written_in_any_way(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -609,7 +609,7 @@ def test_a_path_may_be_written_in_any_way(series: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(series)
     for path in ("model_epoch_3.pth", "./model_epoch_3.pth", series / "model_epoch_3.pth"):
         assert why_in(series, path, policy=policy).entry.name == "model_epoch_3.pth"
-    with pytest.raises(UsageError, match="none of the checkpoints that were looked at"):
+    with pytest.raises(UsageError, match="not one of the checkpoints found"):
         why_in(series, "model_epoch_30.pth", policy=policy)
 
 
@@ -629,9 +629,7 @@ def test_what_looks_like_a_series_is_told_where_a_policy_would_thin_it_out(serie
     assert _planned(series, policy=Policy(keep_last=10)).problems == ()
     planned = _planned(series, policy=Policy(keep_last=3))
     assert removed_names(planned) == []
-    told = (
-        "left alone: 10 checkpoints could be one series, and nothing says so (--series 'net*_at_*.pth' does)"
-    )
+    told = "left alone: 10 checkpoints could be one series (--series 'net*_at_*.pth' makes them one)"
     assert [(one.path, one.message) for one in planned.problems] == [(f"{series}/net*_at_*.pth", told)]
     assert removed_names(_planned(series, policy=Policy(keep_last=3), series=["net*_at_*.pth"])) == sorted(
         names[:7]

@@ -28,8 +28,8 @@ BEST = {"keep_best": 2, "metric": "val_loss", "mode": "min"}
         ({"keep_names": ("",)}, "--keep-name needs a glob of names, such as 'best*'"),
         ({**BEST, "mode": "least"}, "--mode least (min or max)"),
         ({"keep_last": 1, "incomplete": "drop"}, "--incomplete drop (keep or remove)"),
-        ({"keep_last": 2, "metric": "loss"}, "--metric goes with --keep-best N or --keep-best-runs N"),
-        ({"keep_last": 2, "mode": "min"}, "--mode goes with --keep-best N and --metric NAME"),
+        ({"keep_last": 2, "metric": "loss"}, "--metric needs --keep-best N or --keep-best-runs N"),
+        ({"keep_last": 2, "mode": "min"}, "--mode needs --keep-best N and --metric NAME"),
     ],
 )
 def test_what_no_policy_can_be(told, said) -> None:
@@ -58,7 +58,7 @@ def test_how_much_may_go(limit: str, removed: int, total: int, allowed: bool) ->
 
 @pytest.mark.parametrize("text", ["", "%", "101%", "-1", "ten", "1e3", "1.5"])
 def test_what_is_no_limit(text: str) -> None:
-    with pytest.raises(UsageError, match="no limit"):
+    with pytest.raises(UsageError, match="invalid limit"):
         max_removals(text, 0)
 
 
@@ -136,5 +136,5 @@ def test_the_name_of_a_metric_says_which_values_are_good(names: str, mode: str |
 def test_a_ranking_by_a_metric_of_unknown_mode_is_an_error() -> None:
     policy = Policy(keep_best=1, metric="quality")
     entries = [make_entry(f"m_{value}.pth", metrics={"quality": float(value)}) for value in (1, 2)]
-    with pytest.raises(UsageError, match="--metric quality: the name doesn't say which values are good"):
+    with pytest.raises(UsageError, match="--metric quality: can't tell whether low or high values are good"):
         rank_by_metric(policy, History(entries))

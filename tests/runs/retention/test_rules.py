@@ -108,7 +108,7 @@ def test_a_metric_that_none_has_is_refused(entry) -> None:
     with pytest.raises(UsageError) as refusal:
         plan_of(entries, Policy(keep_best=1, metric="val_los", mode="min"))
     assert str(refusal.value) == (
-        "no checkpoint has a metric 'val_los' (there are acc, loss, val_loss; --metrics FILE reads a log)"
+        "no checkpoint has a metric 'val_los' (metrics: acc, loss, val_loss; --metrics FILE reads a log)"
     )
     with pytest.raises(UsageError, match="none has any"):
         _plan(_measured(entry, None, None), keep_best=1, metric="val_loss", mode="min")
@@ -129,7 +129,7 @@ def test_what_lacks_something_is_counted(entry) -> None:
     assert lacks(entries, policy, NOW) == [
         "2 of 4 checkpoints have no val_loss; they are kept",
         "4 of 4 checkpoints have no step; they are kept",
-        "4 of 4 checkpoints have no date that can be believed; they are kept",
+        "4 of 4 checkpoints have no credible date; they are kept",
     ]
     entries = _measured(entry, 0.5, None)
     said = lacks(entries, Policy(keep_best=1, metric="val_loss", mode="min"), NOW)
@@ -244,8 +244,8 @@ def test_the_times_of_a_copy_are_no_dates(entry, told) -> None:
     copied = [entry(f"m_epoch_{epoch}.pt", modified=start + epoch * 10**8) for epoch in range(1, 31)]
     made = _plan(copied, **told)
     assert not made.remove
-    assert _kept(made)["m_epoch_1.pt"] == "no date (30 files within 3 s, as by a copy)"
-    said = "30 of 30 checkpoints have no date that can be believed; they are kept"
+    assert _kept(made)["m_epoch_1.pt"] == "no date (30 files within 3 s, as if copied)"
+    said = "30 of 30 checkpoints have no credible date; they are kept"
     assert lacks(copied, Policy(**told), NOW) == [said]
     went_on = [entry(f"m_epoch_{30 + day}.pt", modified=start + day * DAY * 10**9) for day in (1, 2, 3)]
     assert [one.name for one in _plan([*copied, *went_on], **told).remove] == [
@@ -271,7 +271,7 @@ def test_a_copy_onto_which_a_fast_run_follows_at_once_is_known(entry) -> None:
     copied = [entry(f"m_epoch_{at}.pt", modified=start + at * 10**8) for at in range(10)]
     fast = [entry(f"m_epoch_{at}.pt", modified=start + (at - 9) * 30 * 10**9) for at in range(10, 20)]
     kept = _kept(_plan([*copied, *fast], keep_hourly=1))
-    assert sum("as by a copy" in why for why in kept.values()) == 10
+    assert sum("as if copied" in why for why in kept.values()) == 10
 
 
 def test_of_one_moment_the_newer_is_the_newest(entry) -> None:
@@ -310,7 +310,7 @@ def test_a_name_may_have_a_newline(entry) -> None:
 
 def test_names_that_nothing_has_are_refused_where_something_would_go(entry) -> None:
     entries = [entry(f"m_epoch_{epoch}.pt") for epoch in (1, 2)]
-    with pytest.raises(UsageError, match=r"run/m_epoch_\*\.pt: the policy would keep nothing of it"):
+    with pytest.raises(UsageError, match=r"run/m_epoch_\*\.pt: the policy would keep no checkpoint"):
         _plan(entries, keep_names=("best*",))
     assert _kept(_plan(entries[:1], keep_names=("best*",))) == {"m_epoch_1.pt": "newest"}
 
@@ -340,7 +340,7 @@ def test_what_is_protected_stays_though_there_is_no_room(entry) -> None:
     assert made.excess is None
     made = series_plan(entries, Policy(max_size=299), **protections)
     assert sorted(_kept(made)) == ["m_epoch_1.pt", "m_epoch_2.pt", "m_epoch_5.pt"]
-    assert str(made.excess) == "300 bytes stay of it, 1 byte more than --max-size 299 bytes"
+    assert str(made.excess) == "300 bytes kept, 1 byte more than --max-size 299 bytes"
     assert made.excess.is_inevitable
 
 
@@ -352,7 +352,7 @@ def test_what_other_rules_keep_stays_beside_what_fits(entry) -> None:
         "m_epoch_3.pt": "name *_3.pt, fits 200 bytes",
         "m_epoch_1.pt": "name *_1.pt",
     }
-    assert str(made.excess) == "300 bytes stay of it, 100 bytes more than --max-size 200 bytes"
+    assert str(made.excess) == "300 bytes kept, 100 bytes more than --max-size 200 bytes"
     assert made.excess.is_inevitable
     assert not _plan(entries, max_size=200, keep_names=("*_1.pt",)).excess.is_inevitable  # 4 and 1 fit alone
     assert list(_kept(_plan(entries, max_size=200, keep_names=("best*",)))) == [
@@ -386,7 +386,7 @@ def test_the_oldest_of_all_series_go_first(entry) -> None:
     assert _kept_of_all(entries, Policy(max_total_size=399))[0] == newest | {"b_epoch_2"}
     kept, (excess,) = _kept_of_all(entries, Policy(max_total_size=199))
     assert kept == newest
-    assert str(excess) == "200 bytes stay in all, 1 byte more than --max-total-size 199 bytes"
+    assert str(excess) == "200 bytes kept in total, 1 byte more than --max-total-size 199 bytes"
     assert excess.is_inevitable
 
 
@@ -433,7 +433,7 @@ def test_what_has_no_date_is_not_older_than_others(entry) -> None:
     assert kept == {"a_epoch_1", "a_epoch_2", "b_epoch_2"}
     assert excess.is_inevitable
     assert lacks(entries, Policy(max_total_size=1), NOW) == [
-        "1 of 4 checkpoints has no date that can be believed; it is kept"
+        "1 of 4 checkpoints has no credible date; it is kept"
     ]
 
 
@@ -442,7 +442,7 @@ def test_a_rule_for_some_series_alone_decides_about_them_and_they_count(entry) -
     whole = ("run/a_*", Policy(keep_names=("*",)))
     made = plan_of(entries, policies(Policy(max_total_size=400), whole), now=NOW)
     assert [one.name for one in made.removals] == ["b_epoch_2.pt", "b_epoch_1.pt"]
-    with pytest.raises(UsageError, match="--max-total-size is of all series"):
+    with pytest.raises(UsageError, match="--max-total-size limits all series"):
         policies(None, ("run/a_*", Policy(max_total_size=400)))
 
 
@@ -476,7 +476,7 @@ def test_a_name_keeps_an_incomplete_one_too(entry, glob: str) -> None:
     made = _plan(entries, keep_last=5, keep_names=(glob,), incomplete="remove")
     assert [one.name for one in made.remove] == ["m_epoch_1.pt"]
     assert _kept(made)["m_epoch_3.pt"] == f"name {glob}, incomplete: a shard is missing"
-    with pytest.raises(UsageError, match="would keep nothing"):
+    with pytest.raises(UsageError, match="would keep no checkpoint"):
         _plan(entries, keep_names=(glob,), incomplete="remove")
 
 
