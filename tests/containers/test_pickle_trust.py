@@ -539,6 +539,46 @@ def test_getattr_finds_nothing_else(data: bytes) -> None:
     assert has_errors(pickles_in(data).safety)
 
 
+def member(enum: bytes, name: bytes) -> bytes:
+    """Return a pickle of an enum's member, as Python 3.11.0 to 3.11.3 write it by protocol 2."""
+    return b"\x80\x02c__builtin__\ngetattr\n" + enum + b"X" + bytes([len(name), 0, 0, 0]) + name + b"\x86R."
+
+
+ENCODING = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n"
+
+
+@pytest.mark.parametrize(
+    ("enum", "name"),
+    [
+        (ENCODING, b"TORCH_CONTIGUOUS_FORMAT"),
+        (b"ctransformers.training_args\nOptimizerNames\n", b"ADAMW_TORCH"),
+        (b"caccelerate.utils.dataclasses\nDistributedType\n", b"NO"),
+    ],
+)
+def test_a_member_of_a_listed_enum_is_plain_by_name(enum: bytes, name: bytes) -> None:
+    found = pickles_in(member(enum, name))
+    assert found.safety == () and not found.pickles[0].unknown
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(
+            member(ENCODING, name)
+            for name in (b"__class__", b"__init_subclass__", b"mro", b"_missing_", b"A.B")
+        ),
+        member(ENCODING[:-2] + b"X\n", b"TORCH_CONTIGUOUS_FORMAT"),
+        member(b"ccollections\nOrderedDict\n", b"A"),
+        member(member(ENCODING, b"A")[2:-1], b"B"),
+        member(ENCODING, b"A")[:-1] + b")R.",
+        member(ENCODING, b"A")[:-1] + b")\x81.",
+        member(ENCODING, b"A")[:-1] + b"}X\1\0\0\0ac__builtin__\ngetattr\nsb.",
+    ],
+)
+def test_nothing_else_of_an_enum_is_plain(data: bytes) -> None:
+    assert pickles_in(data).safety != ()
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "is_dangerous_stored"),
     [

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, Safety, open_checkpoint, verify
+from ckpttool import AccessDenied, CheckpointError, DamagedCheckpoint, Safety, diff, open_checkpoint, verify
 from tests.support.checkpoints import codes
 from tests.support.commands import Run
 from tests.support.faults import close_link
@@ -315,6 +315,19 @@ def test_each_name_that_only_one_mapping_has_is_named_by_itself(tmp_path: Path) 
     assert messages.count(said) == 1
 
 
+def by_name(name: str) -> Change:
+    """Return a change of a memory format to how Python 3.11.0 to 3.11.3 pickle it."""
+    found = type("getattr", (Node,), {"__module__": "builtins"})
+    return with_properties(3, lambda encoding: found(type(encoding), name))
+
+
+def test_a_memory_format_by_name_is_the_same_checkpoint(tmp_path: Path) -> None:
+    path = rewritten(tmp_path, by_name("TORCH_CONTIGUOUS_FORMAT"))
+    verdict = verify(path)
+    assert verdict.is_valid and verdict.safety is Safety.SAFE
+    assert diff(path, FILES / "two-ranks").equal
+
+
 def test_metadata_that_makes_no_sense(tmp_path: Path) -> None:
     cases = [
         moved(offset=-1),
@@ -331,6 +344,7 @@ def test_metadata_that_makes_no_sense(tmp_path: Path) -> None:
         with_properties(2, lambda flag: None),
         with_properties(3, with_arguments(8)),
         with_properties(3, lambda encoding: 0),
+        by_name("TORCH_OTHER_FORMAT"),
         of_class("TensorStorageMetedata", "state_dict_metadata", "model.bias"),
         of_class("TensorPropertier", "state_dict_metadata", "model.bias", "properties"),
         of_class("ChunkStorageMetadatq", "state_dict_metadata", "model.bias", "chunks", 0),

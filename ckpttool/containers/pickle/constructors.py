@@ -76,6 +76,7 @@ _MOST_PACKED = 4  # quint2x4 has four elements in one of its storage
 _DECIMAL = re.compile(
     r"[+-]?(\d{1,4000}(\.\d{0,4000})?|\.\d{1,4000})(E[+-]?\d{1,4})?|[+-]?(Infinity|s?NaN)", re.I
 )
+_MEMBER = re.compile(r"[A-Z][A-Z0-9_]*")
 _FRACTION = re.compile(r"[+-]?\d{1,4000}(/\d{1,4000})?")
 _ATTRIBUTES = frozenset({"__doc__", "__module__", "__name__", "__orig_class__", "__qualname__"})
 """Dunder attributes that honest objects have; Python's behaviour doesn't depend on them."""
@@ -194,6 +195,10 @@ def is_attribute(name: object) -> bool:
     return type(name) is str and name not in _FILLERS and (not is_dunder(name) or name in _ATTRIBUTES)
 
 
+def _is_enum(name: Global) -> bool:
+    return any(row.result == "member" for row in constructors().get((name.module, name.name), ()))
+
+
 _CONDITIONS: dict[str, Callable[[Any], bool]] = {
     "array-class": lambda node: node == Global("array", "array"),
     "arrays": lambda node: type(node) is dict and {*node} == {"data"} and kind_of(node["data"]) == "ndarray",
@@ -205,6 +210,8 @@ _CONDITIONS: dict[str, Callable[[Any], bool]] = {
     "int64": lambda node: type(node) is int and abs(node) <= _MAX_INT64,
     "latin-1": lambda node: node in ("latin1", "latin-1"),
     "letter-b": lambda node: node in (b"b", "b"),
+    "member-class": lambda node: isinstance(node, Global) and _is_enum(node),
+    "member-name": lambda node: isinstance(node, str) and _MEMBER.fullmatch(node) is not None,
     "metadata": _is_metadata,
     "ndarray-class": lambda node: node == NDARRAY_CLASS,
     "no-hooks": lambda node: node is None or (node == {} and (type(node) is dict or node.state is None)),
@@ -394,7 +401,7 @@ def _judge_unlisted_call(call: Call, function: Global, rows: Sequence[Row]) -> T
     """Judge a call that no row allows: dangerous if no pickler would write it, else mostly unknown."""
     # Python's pickler passes neither objects nor numbers to built-in containers (``bytearray(10**10)`` takes
     # ten gigabytes), and functions that can run anything to no function at all.
-    is_odd = rows and (call.kwargs or function in EXACT_ONLY)
+    is_odd = rows and function != _GETATTR and (call.kwargs or function in EXACT_ONLY)
     if is_odd or any(map(_holds_function, call.args)) or _rebuilds_otherwise(call, rows):
         return Trust.DANGEROUS
     if function == _GETATTR:  # the result is judged by its own name

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpttool.containers.pickle.pickle_nodes import Call
+from ckpttool.containers.pickle.pickle_nodes import Call, Global
 from ckpttool.containers.pickle.pickle_safety import attach_safety, read_pickles
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
@@ -43,7 +43,7 @@ _PLACE = ("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 _LAYOUTS = frozenset(
     {"torch.strided", "torch.jagged", "torch._mkldnn", *(f"torch.{name}" for name in COMPONENTS)}
 )
-_MEMORY_FORMATS = range(3)
+_MEMORY_FORMATS = ("TORCH_CONTIGUOUS_FORMAT", "TORCH_CHANNELS_LAST", "TORCH_PRESERVE_FORMAT")  # 0, 1, 2
 _MEGATRON_FIELD = "mcore_data"
 _MAX_INT64 = (1 << 63) - 1
 _MAX_KEYS = 100  # of a path that planner_data gives
@@ -239,12 +239,23 @@ def _element_type(node: object) -> DType:
     is_layout = isinstance(layout, Call) and layout.is_of("torch.serialization", "_get_layout")
     if not is_layout or len(layout.args) != 1 or layout.args[0] not in _LAYOUTS:
         raise ValueError(f"{describe(layout)!s:.60} is no layout")
-    is_encoding = isinstance(encoding, Call) and any(encoding.is_of(*kind) for kind in _ENCODINGS)
-    if not is_encoding or len(encoding.args) != 1 or encoding.args[0] not in _MEMORY_FORMATS:
+    if not _is_memory_format(encoding):
         raise ValueError(f"{describe(encoding)!s:.60} is no memory format")
     if type(requires_grad) is not bool or type(pinned) is not bool:
         raise ValueError("requires_grad or pin_memory is no boolean")
     return torch_dtype(dtype)
+
+
+def _is_memory_format(node: object) -> bool:
+    match node:
+        case Call(function=Global(module="builtins", name="getattr"), args=(Global() as enum, name)):
+            return (
+                enum.module,
+                enum.name,
+            ) in _ENCODINGS and name in _MEMORY_FORMATS  # Python 3.11.0 to 3.11.3
+        case Call(function=Global() as enum, args=(int(value),)):
+            return (enum.module, enum.name) in _ENCODINGS and value in range(len(_MEMORY_FORMATS))
+    return False
 
 
 def _mapping(node: object) -> Mapping[Any, Any]:
