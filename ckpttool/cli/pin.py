@@ -102,7 +102,7 @@ def _list(command: PinCommand) -> int:
     errors: list[CheckpointError] = []
     paths, quiet = command.paths or (os.curdir,), command.quiet
     listed = {(one.path, one.name): one for path in paths for one in pins_below(path, errors.append)}
-    gone = [one for one in listed.values() if one.name and not one.is_there]
+    gone = [one for one in listed.values() if one.name and not one.exists]
     faults = [(one, fault) for one in listed.values() if one not in gone and (fault := pin_fault(one))]
     void = {(one.path, one.name) for one, _ in faults}
     pins = {one.path: one for key, one in listed.items() if key not in void}

@@ -115,11 +115,11 @@ def _request(
     from ckpttool.runs.watching import WatchRequest
 
     config = settings.config
-    asked = repr((config.strict, config.rules)) if config and (config.strict or config.rules) else ""
+    options = repr((config.strict, config.rules)) if config and (config.strict or config.rules) else ""
     return WatchRequest(
         directory=directory,
         verify=lambda entry, progress: _verify(entry, progress, settings, jobs),
-        asked=asked,
+        verify_options=options,
         steps=settings.steps,
         exclude=settings.exclude,
         max_depth=max_depth,

@@ -41,6 +41,8 @@ def client_errors_as_unsupported(tracker: str) -> Iterator[None]:
     except (CheckpointError, UsageError):
         raise
     except Exception as error:  # clients raise errors of many packages
+        # Only the first line, as some have a server's page. Credentials are removed before it is cut: the
+        # half of a URL wouldn't be recognised.
         text = getattr(error, "strerror", None) or str(error)
-        first = without_signatures((text.strip().splitlines() or [type(error).__name__])[0])  # before the cut
-        raise Unsupported(tracker, f"it can't be asked: {first:.200}") from error
+        first = without_signatures((text.strip().splitlines() or [type(error).__name__])[0])
+        raise Unsupported(tracker, f"request failed: {first:.200}") from error

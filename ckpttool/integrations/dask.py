@@ -25,7 +25,7 @@ def require_address(text: str) -> str:
     """Require the address of a scheduler: ``dask://HOST:PORT``."""
     host, colon, port = text.removeprefix(SCHEME).rpartition(":")
     if not text.startswith(SCHEME) or not (host and colon and port.isascii() and port.isdigit()):
-        raise UsageError(f"no address of a scheduler: {text!r} (such as dask://10.0.0.1:8786)")
+        raise UsageError(f"not a scheduler address: {text!r} (such as dask://10.0.0.1:8786)")
     return text
 
 
@@ -46,7 +46,7 @@ def executor_at(address: str) -> Iterator[Executor]:
 
         found = "it needs dask[distributed]"
         raise MissingPackage(address, found, expected=install_command("dask")) from error
-    # The client logs each result that has to be computed again; a lost worker is an error of ours anyway.
+    # The client logs each result that has to be computed again. A lost worker is reported as an error anyway.
     logging.getLogger("distributed.client").setLevel(logging.ERROR)
     try:
         client = distributed.Client(

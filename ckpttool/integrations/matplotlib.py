@@ -66,7 +66,7 @@ class Drawing(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class NumberTable:
     """The table below a picture in HTML."""
 
     headings: Sequence[str]
@@ -81,7 +81,7 @@ def kind_of(path: str) -> str:
     """
     kind = os.path.splitext(path)[1].lower().removeprefix(".")
     if kind not in KINDS:
-        raise UsageError(f"--plot {path}: a picture's name ends in .svg, .png or .html")
+        raise UsageError(f"--plot {path}: expected a name that ends in .svg, .png or .html")
     return kind
 
 
@@ -92,12 +92,12 @@ def check_can_draw(path: str) -> None:
         MissingPackage: It is not installed.
     """
     try:
-        import matplotlib  # noqa: F401 - only whether it is there
+        import matplotlib  # noqa: F401 - only tests the import
     except ImportError as error:
-        raise MissingPackage(path, "a picture needs matplotlib", expected=install_command("plot")) from error
+        raise MissingPackage(path, "plots need matplotlib", expected=install_command("plot")) from error
 
 
-def picture(kind: str, title: str, drawings: Sequence[Drawing], numbers: Numbers | None = None) -> bytes:
+def picture(kind: str, title: str, drawings: Sequence[Drawing], numbers: NumberTable | None = None) -> bytes:
     """Return the bytes of a picture: drawings below one another, and a title above them.
 
     Args:
@@ -111,7 +111,7 @@ def picture(kind: str, title: str, drawings: Sequence[Drawing], numbers: Numbers
     return _figure(kind, title, drawings)
 
 
-def _page(title: str, svg: bytes, numbers: Numbers | None) -> bytes:
+def _page(title: str, svg: bytes, numbers: NumberTable | None) -> bytes:
     heading = escape(printable(title))
     inline = svg[svg.index(b"<svg") :].decode()
     parts = [
@@ -158,6 +158,8 @@ def _figure(kind: str, title: str, drawings: Sequence[Drawing]) -> bytes:
 @contextmanager
 def _own_settings() -> Iterator[None]:
     """Use settings that give the same picture on each machine, with names as they are."""
+    # A user's ``matplotlibrc`` is ignored. A fixed salt makes the identifiers in an SVG reproducible, and
+    # texts aren't drawn as outlines. A ``$`` in a name doesn't begin a formula.
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -204,7 +206,7 @@ class Bars(Drawing):
 
 
 @dataclass(frozen=True, slots=True)
-class Heat(Drawing):
+class HeatMap(Drawing):
     """Heat map: a field for each row and column, with its value if it fits; None is left empty.
 
     With a logarithmic scale, each power of ten has the same range of colours.
@@ -304,7 +306,7 @@ _LABEL_ROOM = 0.045
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunLine:
     """A line of a picture: one series, in the order of the axis.
 
     Attributes:
@@ -324,7 +326,7 @@ class RunsPanel(Drawing):
 
     title: str
     axis: str
-    runs: Sequence[Run]
+    runs: Sequence[RunLine]
     height: float = _HEIGHT
 
     def draw(self, axes: Axes) -> None:
@@ -344,7 +346,7 @@ class RunsPanel(Drawing):
             axes.set_ylabel(label(self.title))
         self._name_runs(axes)
 
-    def _draw_run(self, axes: Axes, run: Run, colour: str) -> None:
+    def _draw_run(self, axes: Axes, run: RunLine, colour: str) -> None:
         axes.plot([x for x, _, _ in run.points], [y for _, y, _ in run.points], color=colour, linewidth=1.2)
         has_policy = any(row.kept is not None for _, _, row in run.points)
         known = {*axes.get_legend_handles_labels()[1]}
@@ -354,7 +356,8 @@ class RunsPanel(Drawing):
             "best": ([one for one in run.points if one[2].is_best], "*", "#f5c211", "black", 12),
         }
         for name, (points, marker, face, edge, size) in marks.items():
-            is_said = (name != "keep" or has_policy) and name not in known
+            # One legend for all runs: each kind of mark is labelled once, and "keep" only next to "remove".
+            has_label = (name != "keep" or has_policy) and name not in known
             if points:
                 axes.plot(
                     [x for x, _, _ in points],
@@ -364,11 +367,11 @@ class RunsPanel(Drawing):
                     markeredgecolor=edge,
                     markeredgewidth=0.8,
                     markersize=size,
-                    label=name if is_said else None,
+                    label=name if has_label else None,
                 )
         if run.faults:  # at the foot, where each has a position
             foot = axes.get_xaxis_transform()
-            said = None if "damaged or incomplete" in known else "damaged or incomplete"
+            fault_label = None if "damaged or incomplete" in known else "damaged or incomplete"
             axes.plot(
                 run.faults,
                 [0.0] * len(run.faults),
@@ -376,13 +379,16 @@ class RunsPanel(Drawing):
                 color=_BAD,
                 transform=foot,
                 clip_on=False,
-                label=said,
+                label=fault_label,
             )
 
     def _name_runs(self, axes: Axes) -> None:
         """Label each run at the end of its line, without overlaps."""
+        # From the lowest end up, each label is moved just above the one below it. Heights are compared as
+        # fractions of the axes, since the distance of two values depends on the scale, which may be
+        # logarithmic.
         axes.autoscale_view()
-        inside = axes.transScale + axes.transLimits  # from values to parts of the panel
+        inside = axes.transScale + axes.transLimits  # from values to fractions of the axes
         ends = [(inside.transform(run.points[-1][:2])[1], place) for place, run in enumerate(self.runs)]
         lowest = -math.inf
         for height, at in sorted(ends):

@@ -44,13 +44,13 @@ _DATABASE_SECONDS = 5
 _META = "meta.yaml"
 _LOGGED_MODEL = re.compile(r"\bm-[0-9a-f]{32}\b")
 """Name that MLflow 3 gives to a model of a run, and to the directory of its files."""
-_MOST_META = 1 << 20
-_MOST_VALUES = 25_000
+_MAX_META_BYTES = 1 << 20
+_VALUES_PER_PAGE = 25_000
 """Values of a metric that a server is asked for at once; MLflow's client asks for as many."""
 _PLAIN_URL = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _NOT_IN_KEYS = re.compile(r"[^\w\-. /:]", re.ASCII)
 """Characters that MLflow refuses in the key of a tag."""
-_LONGEST_KEY = 240
+_MAX_KEY = 240
 
 
 class MLflow(Tracker):
@@ -82,6 +82,7 @@ class MLflow(Tracker):
         def run_id(one: LoggedCheckpoint) -> str:
             if one.run not in ids:
                 owner = named or run_to_record_in(runs, one, to)
+                # A new run is ended at once, or MLflow would show it as running forever.
                 ids[one.run] = _new_run(client, name, one.run_name) if owner is None else owner.id
             return ids[one.run]
 
@@ -106,12 +107,12 @@ def _new_run(client: Any, experiment: str, name: str) -> str:
 
 
 def _tag_name(name: str) -> str:
-    """Return a name in the characters that MLflow allows; one that loses some gets a digest of itself."""
+    """Return a name in the characters that MLflow allows; a changed one ends with a digest."""
     plain = _NOT_IN_KEYS.sub("_", name)
-    if plain == name and len(name) <= _LONGEST_KEY:
+    if plain == name and len(name) <= _MAX_KEY:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return f"{plain[-_LONGEST_KEY + 9 :]}-{digest}"
+    return f"{plain[-_MAX_KEY + 9 :]}-{digest}"
 
 
 # Stores ---------------------------------------------------------------------------------------------
@@ -160,10 +161,10 @@ def find_runs(stores: list[Store], wanted: str) -> list[TrackedRun]:
     label = f"{PREFIX}{wanted}"
     if not stores:
         expected = f"{DATABASE} or {DIRECTORY} here or above the checkpoints, or {URI}"
-        raise NotFound(label, f"no MLflow store was found ({expected})")
+        raise NotFound(label, f"no MLflow store found ({expected})")
     if (found := experiment_runs(stores, wanted)) is None:
         names = ", ".join(store.name for store in stores)
-        raise NotFound(label, f"there is no such experiment in {names}")
+        raise NotFound(label, f"no such experiment in {names}")
     _, runs, _ = found
     return runs
 
@@ -177,7 +178,7 @@ def experiment_runs(stores: list[Store], wanted: str) -> tuple[Store, list[Track
         NotFound: The experiment has no run of that name.
     """
     if without_signatures(wanted) != wanted:
-        raise UsageError(f"{PREFIX}{wanted}: credentials would be shown; {URI} may have them")
+        raise UsageError(f"{PREFIX}{wanted}: credentials are not allowed here; put them in {URI}")
     experiment, _, run = wanted.rpartition("/")
     for store in stores:
         if (runs := store.runs(wanted)) is not None:
@@ -185,7 +186,7 @@ def experiment_runs(stores: list[Store], wanted: str) -> tuple[Store, list[Track
         if experiment and (runs := store.runs(experiment)) is not None:
             named = [one for one in runs if run in (one.name, one.id)]
             if not named:
-                problem = f"no run of the experiment {experiment} is called {run} in {store.name}"
+                problem = f"the experiment {experiment} has no run {run} in {store.name}"
                 raise NotFound(f"{PREFIX}{wanted}", problem)
             return store, named, len(named) == 1
     return None
@@ -202,6 +203,9 @@ def _model(
     store: Store, name: object, version: object, aliases: list[str], stage: object, place: str, run: object
 ) -> TrackedModel:
     """Return a registered model; ``place`` is its location, or ``models:/m-…``, which MLflow resolves."""
+    # MLflow 3 registers models of a run by an identifier, ``models:/m-…``, which is also the name of their
+    # directory in the run's artifacts; older versions by the path of the run. Either is found again in the
+    # path of a checkpoint if the whole store was moved.
     named = [*aliases, *([str(stage)] if stage not in (None, "None", "") else [])]
     reason = f"registered as {name} version {version}" + (f" ({', '.join(named)})" if named else "")
     logged = _LOGGED_MODEL.search(place)
@@ -279,7 +283,7 @@ def _meta(path: str) -> Mapping[str, Any]:
     try:
         meta = parse_yaml(_read(path))
     except (ValueError, RecursionError) as error:
-        raise DamagedCheckpoint(path, f"no YAML: {error!s:.80}") from error
+        raise DamagedCheckpoint(path, f"invalid YAML: {error!s:.80}") from error
     if not isinstance(meta, Mapping):
         raise DamagedCheckpoint(path, f"a {type(meta).__name__}", expected="a mapping")
     return meta
@@ -288,7 +292,7 @@ def _meta(path: str) -> Mapping[str, Any]:
 def _read(path: str) -> bytes:
     try:
         with fs.open_regular(path) as file:
-            return file.read(_MOST_META)
+            return file.read(_MAX_META_BYTES)
     except OSError as error:
         raise from_os_error(error, path) from error
 
@@ -337,7 +341,7 @@ def _add_line(log: Log, name: str, path: str, number: int, line: bytes) -> None:
 
 
 def _add(log: Log, name: str, step: float, value: float) -> None:
-    """Add a metric, but no epoch, which trainers log as one."""
+    # Trainers log the epoch as a metric.
     if name != "epoch":
         log.add(step, None, {name: value})
 
@@ -417,9 +421,10 @@ class SqliteStore:
         return read
 
     def _rows(self, table: str, query: str, *values: object, as_mappings: bool = False) -> Iterator[Any]:
-        """Yield the rows of a query; none where there is no such table, or no file yet."""
+        """Yield the rows of a query; none if the table or the file doesn't exist."""
         import sqlite3
 
+        # Opened read-only, as a server may be using the file; its locks are waited for.
         if not fs.lexists(self.name):
             return
         uri = f"file:{quote(os.path.abspath(self.name))}?mode=ro"
@@ -429,7 +434,7 @@ class SqliteStore:
                     database.row_factory = lambda cursor, row: dict(
                         zip((column[0] for column in cursor.description), row, strict=True)
                     )
-                # A view could compute for ever.
+                # Only tables are read: a view of that name could compute forever.
                 known = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
                 there = database.execute(known, (table,)).fetchone()
                 if there is not None:
@@ -473,7 +478,8 @@ class ServerStore:
         with client_errors_as_unsupported(self.name):
             versions = list(self._pages(lambda token: client.search_model_versions(page_token=token)))
             models = self._pages(lambda token: client.search_registered_models(page_token=token))
-            aliases = {model.name: dict(model.aliases) for model in models}  # versions found don't tell them
+            # Versions in the results of a search have no aliases; registered models have.
+            aliases = {model.name: dict(model.aliases) for model in models}
         for version in versions:
             named = aliases.get(version.name, {})
             names = [alias for alias, one in named.items() if str(one) == str(version.version)]
@@ -481,12 +487,14 @@ class ServerStore:
             yield _model(self, version.name, version.version, names, stage, place, version.run_id)
 
     def _reader(self, client: Any, identity: str, names: tuple[str, ...]) -> Callable[[Log], None]:
-        history = client._tracking_client.store.get_metric_history  # the client's own follows pages forever
+        # The client's public method follows pages for as long as a server sends tokens; ``_pages`` has a
+        # limit.
+        history = client._tracking_client.store.get_metric_history
 
         def read(log: Log) -> None:
             with client_errors_as_unsupported(self.name):
                 for name in names:
-                    for one in self._pages(partial(history, identity, name, _MOST_VALUES)):
+                    for one in self._pages(partial(history, identity, name, _VALUES_PER_PAGE)):
                         _add(log, name, one.step, float(one.value))
 
         return read

@@ -42,6 +42,8 @@ class TensorBoard(Tracker):
 
     @contextmanager
     def recorder(self, name: str, places: Sequence[str]) -> Iterator[Record]:
+        # Each recording is a new event file, as other writers may have theirs open. Summaries that are in an
+        # earlier one aren't written again.
         known = {summary for path in _own_files(name) for summary in _summaries_in(path)}
         new: list[Summary] = []
 
@@ -59,7 +61,9 @@ class TensorBoard(Tracker):
             now = time.time()
             try:
                 fs.makedirs(name)
-                write_atomically(os.path.join(name, _new_name(now)), _event_file(now, new))
+                # TensorBoard reads event files in the order of the seconds in their names.
+                file_name = f"{_PREFIX}{int(now)}.{os.urandom(4).hex()}{_SUFFIX}"
+                write_atomically(os.path.join(name, file_name), _event_file(now, new))
             except OSError as error:
                 raise from_os_error(error, name) from error
 
@@ -88,11 +92,6 @@ def _own_files(directory: str) -> list[str]:
     ]
 
 
-def _new_name(now: float) -> str:
-    """Return a name for an event file: TensorBoard reads them in the order of the seconds in them."""
-    return f"{_PREFIX}{int(now)}.{os.urandom(4).hex()}{_SUFFIX}"
-
-
 def _summaries_in(path: str) -> Iterator[Summary]:
     """Yield the summaries of an event file, as ``_text_summary`` makes them."""
     try:
@@ -111,6 +110,8 @@ def _summaries_in(path: str) -> Iterator[Summary]:
 
 def _text_summary(tag: str, text: str) -> bytes:
     """Return the summary of a text in Markdown."""
+    # As TensorBoard's own writer of texts: a tensor of one string with the shape [1], and metadata that name
+    # the plugin which shows it.
     plugin = bytes_field(1, text_field(1, "text"))
     metadata = plugin + number_field(4, _TENSOR_DATA)
     shape = bytes_field(2, number_field(1, 1))

@@ -47,7 +47,7 @@ _HISTORY, _CONFIG, _ARTIFACT, _RUN = 2, 5, 8, 17
 """Kinds of records, by their field in ``Record``."""
 
 _SUFFIX, _LATEST = ".wandb", "latest"
-_END = "it ends within a record, as if it were still being written"
+_INCOMPLETE = "it ends within a record (perhaps still being written)"
 _KEY = "ckpttool"
 """Key of the records of checkpoints in a run's configuration, and the project of runs that have none."""
 
@@ -58,7 +58,7 @@ class WandB(Tracker):
     A checkpoint is recorded in the configuration of its run, by an offline run that continues it.
     """
 
-    one_run = "wandb:DIR may be the directory of one"
+    one_run = "wandb:DIR can be the directory of one"
     target = "wandb:DIR"
     is_directory = True
 
@@ -78,7 +78,8 @@ class WandB(Tracker):
             runs = find_runs(name)
         except NotFound:
             runs = []
-        by_id: dict[str, TrackedRun] = {run.id: run for run in reversed(runs)}  # the first knows most
+        # A continued run has a file per session, of which the first has most of its data.
+        by_id: dict[str, TrackedRun] = {run.id: run for run in reversed(runs)}
         recorded: dict[str, dict[str, str]] = {}
         for run in runs:
             recorded.setdefault(run.id, {}).update(_recorded_in(run))
@@ -128,7 +129,7 @@ def _write_run(
         )
         run.config.update({_KEY: dict(texts)}, allow_val_change=True)
         run.finish()
-        client.teardown()  # only now is all of it on the disk
+        client.teardown()  # waits until everything is written
 
 
 def _directory_above(directory: str) -> str:
@@ -151,12 +152,13 @@ def find_runs(directory: str) -> list[TrackedRun]:
     files = list(_run_files(directory)) or list(_run_files(os.path.join(directory, DIRECTORY)))
     if not files:
         expected = "a directory with offline-run-… or run-…"
-        raise NotFound(f"{PREFIX}{directory}", f"no run of Weights & Biases is in it ({expected})")
+        raise NotFound(f"{PREFIX}{directory}", f"no Weights & Biases run found ({expected})")
     return [_run(path) for path in files]
 
 
 def models_in(directory: str) -> Iterator[TrackedModel]:
-    """Yield the artifacts that have an alias now: the last one that was logged with it."""
+    """Yield the artifacts that have an alias now."""
+    # An alias belongs to one version of an artifact, the one that was logged with it last.
     having: dict[tuple[str, str], tuple[list[TrackedModel], str]] = {}
     for path in _run_files(directory):
         with _open(path) as file:
@@ -307,10 +309,10 @@ def _records(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[i
     # that is still going on may end in the middle of one.
     magic = file.read(len(_MAGIC))
     if magic != _MAGIC and _MAGIC.startswith(magic):  # a run has just begun
-        warnings.append(f"{path}: {_END}")
+        warnings.append(f"{path}: {_INCOMPLETE}")
         return
     if magic != _MAGIC:
-        raise DamagedCheckpoint(path, "it doesn't begin as a .wandb file does", where="byte 0")
+        raise DamagedCheckpoint(path, "not the header of a .wandb file", where="byte 0")
     parts: list[bytes] = []
     for kind, data, offset in _pieces(file, path, warnings):
         if kind in (_FULL, _FIRST):
@@ -319,8 +321,8 @@ def _records(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[i
         if sum(map(len, parts)) > _MAX_RECORD:
             raise LimitExceeded(
                 path,
-                f"a record of more than {_MAX_RECORD:,} bytes",
-                expected="less",
+                "too large a record",
+                expected=f"at most {_MAX_RECORD:,} bytes",
                 where=f"byte {offset:,}",
             )
         if kind in (_FULL, _LAST):
@@ -344,14 +346,12 @@ def _pieces(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[in
         checksum, nbytes, kind = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 1, _FULL)
         data = file.read(nbytes)
         if len(head) < _HEAD.size or len(data) < nbytes:
-            warnings.append(f"{path}: {_END}")
+            warnings.append(f"{path}: {_INCOMPLETE}")
             return
         if (
             kind not in (_FULL, _FIRST, _MIDDLE, _LAST)
             or zlib.crc32(data, zlib.crc32(bytes([kind]))) != checksum
         ):
-            raise DamagedCheckpoint(
-                path, "a record has another checksum than it says", where=f"byte {offset:,}"
-            )
+            raise DamagedCheckpoint(path, "a record doesn't match its checksum", where=f"byte {offset:,}")
         yield kind, data, offset
         offset += _HEAD.size + nbytes

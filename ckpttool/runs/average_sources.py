@@ -49,8 +49,12 @@ def best_checkpoints(
 ) -> list[str]:
     """Return the paths of the best intact checkpoints by a metric, in the order of training.
 
-    Raises what ``newest_checkpoints`` does.
+    Raises:
+        UsageError: There are several series, fewer checkpoints, or no such metric.
+        CheckpointError: The directory can't be looked at.
     """
+    # Ranked as ``prune --keep-best`` ranks, the newer of two equal ones first, and then read in this order
+    # until enough are intact: a damaged checkpoint costs one more read, not a wrong average.
     policy = Policy(keep_best=count, metric=metric, mode=mode)  # type: ignore[arg-type]
     series = _only_series(directory, scope)
     require_metrics([(series, policy)])

@@ -24,8 +24,8 @@ from ckpttool.storage import fs
 from ckpttool.storage.work import Advance, default_jobs, no_advance
 from ckpttool.transaction.paths import bare
 
-_FRONT = ("license", "base_model", "language", "pipeline_tag")
-_DATA = ("data", "dataset", "datasets")
+_FRONT_MATTER_KEYS = ("license", "base_model", "language", "pipeline_tag")
+_DATASET_KEYS = ("data", "dataset", "datasets")
 _SAFETY = {Safety.SAFE: "", Safety.UNSAFE: ", unsafe to load", Safety.UNKNOWN: ", of unknown safety"}
 _MARKS = re.compile(r"([\\`*_{}\[\]<>|#~&])")
 _MOST_PARAMETERS = 40
@@ -121,7 +121,7 @@ def card(
         advance: Called with the bytes read, from any thread.
 
     Raises:
-        CheckpointError: It is none, or can't be read.
+        CheckpointError: It isn't a checkpoint, or can't be read.
     """
     with open_checkpoint(path) as checkpoint:
         inspected = inspection(checkpoint)
@@ -149,6 +149,7 @@ def source_text(path: str | os.PathLike[str], *, advance: Advance = no_advance) 
 
 
 def _files(checkpoint: Checkpoint, jobs: int | None, advance: Advance) -> tuple[CardFile, ...]:
+
     sums = sha256_of_files((entry.path for entry in checkpoint.files), jobs or default_jobs(), advance)
     above = fs.commonpath([os.path.dirname(path) for path in sums])
     return tuple(
@@ -171,8 +172,8 @@ def _markdown(card: Card) -> str:
         parts += ["## Metrics", _table(("metric", "value"), rows)]
     settings = [(name, str(one)) for name, one in card.hyper_parameters.items() if not name.endswith(_CLASS)]
     if settings:
-        left = len(settings) - _MOST_PARAMETERS
-        more = [("…", f"and {left:,} more (--json has all)")] if left > 0 else []
+        omitted = len(settings) - _MOST_PARAMETERS
+        more = [("…", f"and {omitted:,} more (--json has all)")] if omitted > 0 else []
         rows = [*settings[:_MOST_PARAMETERS], *more]
         parts += ["## Hyper-parameters", _table(("name", "value"), rows)]
     files = [(one.name, f"{one.nbytes:,}", f"`{one.sha256}`") for one in card.files]
@@ -186,10 +187,10 @@ def _front_matter(card: Card) -> Iterator[str]:
     facts, checkpoint = card.remark.facts, card.inspection.checkpoint
     if card.library is not None:
         yield f"library_name: {card.library}"
-    for key in _FRONT:
+    for key in _FRONT_MATTER_KEYS:
         if key in facts:
             yield f"{key}: {json.dumps(facts[key], ensure_ascii=False)}"
-    for key in _DATA:
+    for key in _DATASET_KEYS:
         if key in facts:
             yield "datasets:"
             yield f"- {json.dumps(facts[key], ensure_ascii=False)}"
@@ -240,9 +241,9 @@ def _training(state: TrainingState) -> Iterator[tuple[str, str]]:
 def _verdict(card: Card) -> str:
     found = card.verification
     if found is None:
-        return "no: only its structure was looked at"
+        return "no: only its structure was read"
     if not found.is_valid:
-        return "it is damaged or incomplete"
+        return "damaged or incomplete"
     words = {Status.PASSED: "", Status.PARTIAL: " (partial)"}
     passed = ", ".join(f"{one.name}{words[one.status]}" for one in found.checks if one.status in words)
     return f"valid: {passed}{_SAFETY[found.safety]}"
@@ -273,12 +274,12 @@ def load_snippet(card: Card) -> str:
         loader = model if model.isidentifier() and model.isascii() else "AutoModel"
         return f"from transformers import {loader}\n\nmodel = {loader}.from_pretrained({name})"
     lines = traits_of(checkpoint.format).loaders.get(checkpoint.variant)
-    # A loader that runs code, or may, is no advice.
+    # A framework's loader isn't recommended for a checkpoint that runs code when it is loaded, or might.
     runs_code = any(one.severity.value != "note" for one in checkpoint.safety)
-    return (_ANY if lines is None or runs_code else lines).replace("NAME", name)
+    return (_LOAD_WITH_CKPTTOOL if lines is None or runs_code else lines).replace("NAME", name)
 
 
-_ANY = """import ckpttool
+_LOAD_WITH_CKPTTOOL = """import ckpttool
 
 with ckpttool.open_checkpoint(NAME) as checkpoint:
     weights = checkpoint.state_dict("numpy")"""

@@ -67,11 +67,11 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_SMALL = 1 << 24
+_SMALL_FILE = 1 << 24
 """Limit on the bytes of files that are sent to a store at the same time; larger ones are sent in parts."""
-_AT_ONCE = 8
-_FOREIGN = "a backslash in its name, which other systems take for a path"
-_MOST_NAMED = 3
+_CONCURRENT_UPLOADS = 8
+_FOREIGN = "its name contains a backslash, which separates directories on other systems"
+_MAX_NAMES_SHOWN = 3
 
 
 class CopyStatus(str, enum.Enum):
@@ -179,7 +179,7 @@ class CopyRequest(Scope):
     )
     depth: Depth = option(
         "--verify",
-        help="First verify only the structure, or every byte, of what is copied. [default: full]",
+        help="Before copying, verify only the structure, or every byte. [default: full]",
         panel=EXECUTION_PANEL,
         default="full",
     )
@@ -313,7 +313,7 @@ def plan_copy(request: CopyRequest) -> CopyPlan:
     for path in (*request.sources, destination):
         fs.refresh(path)
     if request.policy is not None and not _is_prunable(destination):
-        raise UsageError(f"{request.destination}: nothing is removed from such a store (leave the rules out)")
+        raise UsageError(f"{request.destination}: can't prune such a store (omit the rules)")
     errors: list[CheckpointError] = []
     units: list[tuple[str, Unit]] = []
     left_out: list[str] = []
@@ -323,6 +323,7 @@ def plan_copy(request: CopyRequest) -> CopyPlan:
         left_out += skipped
     planned = [_planned(unit, root, destination) for root, unit in units]
     foreign = [one for one in planned if _has_foreign_path(one)]
+    # A name ``..\evil.pt`` in a store would be a path outside the destination on Windows.
     errors += [Unsupported(one.unit.path, _FOREIGN) for one in foreign]
     copies = tuple(one for one in planned if one not in foreign)
     _require_distinct(copies)
@@ -370,7 +371,7 @@ def _units_at(
         return _units_at(fs.abspath(path), destination, request, errors)
     root = os.path.dirname(path) if is_itself else path
     if not is_itself and is_within(fs.realpath(destination), fs.realpath(root)):
-        raise UsageError(f"{destination} lies in {source}, which is to be copied there")
+        raise UsageError(f"{destination} is inside {source}, which can't be copied into itself")
     skipped = _not_kept(path, request) if request.policy is not None and not is_itself else frozenset()
     left_out = [unit.path for unit in units if fs.normpath(unit.path) in skipped]
     return [(root, unit) for unit in units if unit.path not in left_out], left_out
@@ -401,14 +402,14 @@ def _planned(unit: Unit, root: str, destination: str) -> PlannedCopy:
     files = [
         _File(path, target_of(path))
         for path in paths
-        if fs.lexists(path) and not _is_ours(os.path.relpath(path, directory or os.curdir))
+        if fs.lexists(path) and not _is_internal(os.path.relpath(path, directory or os.curdir))
     ]
     nbytes = sum(fs.getsize(file.path) for file in files if fs.exists(file.path))
     ordered = tuple(sorted(files, key=lambda file: file.rank))
     return PlannedCopy(unit._replace(path=shown(unit.path)), target_of(unit.path), ordered, nbytes)
 
 
-def _is_ours(path: str) -> bool:
+def _is_internal(path: str) -> bool:
     """Return whether a path is one of ckpttool's own files, such as a note or a stage."""
     return any(name.startswith(OWN_PREFIX) for name in path.split("/"))
 
@@ -436,7 +437,7 @@ def carry_out(plan: CopyPlan, *, dry_run: bool = False, progress: Progress = no_
     is_stopped = False
     for planned in plan.copies:
         if is_stopped:
-            done.append(_outcome(planned, CopyStatus.FAILED, "not tried after the failure before"))
+            done.append(_outcome(planned, CopyStatus.FAILED, "not tried after the previous failure"))
             continue
         try:
             copying = _Copying(planned, plan.request, dry_run)
@@ -445,7 +446,9 @@ def carry_out(plan: CopyPlan, *, dry_run: bool = False, progress: Progress = no_
             warnings.update(dict.fromkeys(copying.warnings))
         except (CheckpointError, UsageError) as failure:
             is_stopped = isinstance(failure, BadDestination)
-            done.append(_outcome(planned, CopyStatus.FAILED, _reason(failure, planned.unit.path)))
+            has_path = isinstance(failure, CheckpointError) and failure.path != planned.unit.path
+            why = failure.reason if isinstance(failure, CheckpointError) and not has_path else str(failure)
+            done.append(_outcome(planned, CopyStatus.FAILED, why))
     return Copied(
         plan.request.destination, tuple(done), dry_run, plan.problems, tuple(warnings), plan.left_out
     )
@@ -467,24 +470,17 @@ def keep_policy(
     # more. The next copy would send it again, and so on; so checkpoints that were just copied are kept.
     preview = prune(_prune_request(destination, request, "quick"), dry_run=True)
     targets = {fs.normpath(one.target) for one in copied.checkpoints}
-    going = [entry.unit.path for entry in preview.plan.removals if fs.normpath(entry.unit.path) in targets]
-    names = (escape(os.path.relpath(path, destination)) for path in going)
+    removed = [entry.unit.path for entry in preview.plan.removals if fs.normpath(entry.unit.path) in targets]
+    names = (escape(os.path.relpath(path, destination)) for path in removed)
     policy = replace(request.policy, keep_names=(*request.policy.keep_names, *names))
-    what = _prune_request(destination, replace(request, policy=policy), request.depth)
-    return replace(copied, pruned=prune(what, confirm=confirm, progress=progress))
+    prune_request = _prune_request(destination, replace(request, policy=policy), request.depth)
+    return replace(copied, pruned=prune(prune_request, confirm=confirm, progress=progress))
 
 
 def _outcome(
     planned: PlannedCopy, status: CopyStatus, why: str | None = None, sent_bytes: int = 0
 ) -> CheckpointCopy:
     return CheckpointCopy(planned.unit.path, planned.target, status, planned.nbytes, sent_bytes, why)
-
-
-def _reason(error: Exception, path: str) -> str:
-    """Return the message of an error, without the path if that is printed anyway."""
-    if isinstance(error, CheckpointError) and error.path == path:
-        return error.reason
-    return str(error)
 
 
 class _Invalid(Exception):
@@ -516,10 +512,10 @@ class _Copying:
 
     def run(self, advance: Advance) -> CheckpointCopy:
         """Copy the missing files; return the result."""
-        planned, others = self._planned, self._others()
+        planned, others = self._planned, self._extra_paths()
         missing, differing = self._compare(advance)
         if others or (differing and not self._request.force):
-            why = f"it also holds {_named(others)}" if others else _named_differences(planned, differing)
+            why = f"it also contains {_named(others)}" if others else _named_differences(planned, differing)
             return _outcome(planned, CopyStatus.DIFFERS, why)
         files = [*missing, *differing]
         if not files and not self._is_unfinished():
@@ -561,8 +557,10 @@ class _Copying:
                 differing.append(file)
         return missing, differing
 
-    def _others(self) -> list[str]:
+    def _extra_paths(self) -> list[str]:
         """Return the paths in the destination's directories that aren't files of the checkpoint."""
+        # A reader of the directory would take them for parts of the copy, such as the shards of an older save
+        # with more ranks. They are never removed, not even with ``force``: the copy is refused.
         own = {file.target for file in self._planned.files}
         above = os.path.dirname(self._planned.target)
         tops = {os.path.join(above, name) for name in self._planned.unit.members}
@@ -576,7 +574,7 @@ class _Copying:
         return [
             os.path.relpath(path, above)
             for path in found
-            if path not in own and not _is_ours(os.path.relpath(path, above))
+            if path not in own and not _is_internal(os.path.relpath(path, above))
         ]
 
     def _verify(self, unit: Unit, depth: Depth, advance: Advance) -> None:
@@ -599,13 +597,13 @@ class _Copying:
         if note is not None:
             change_note(note, lambda noted: noted.update({self._name: self._planned.noted}))
         if replaces and len(self._planned.files) > 1:
-            self._withdraw_markers()
+            self._remove_markers()
         ordered = sorted(files, key=lambda file: file.rank)
-        self._send_all([file for file in ordered if not self._is_late(file)], advance)
+        self._send_all([file for file in ordered if not self._is_sent_last(file)], advance)
         changed = next((file for file, seen in self._seen.items() if not is_unchanged(file.path, seen)), None)
         if changed is not None:
             raise DamagedCheckpoint(changed.path, "it changed while it was copied", expected="run it again")
-        for file in filter(self._is_late, ordered):
+        for file in filter(self._is_sent_last, ordered):
             self._send_one(advance, file)
         if note is not None and self._verifies_arrived:
             self._verify_arrived(files, advance)
@@ -614,6 +612,8 @@ class _Copying:
 
     def _verify_arrived(self, files: Sequence[_File], advance: Advance) -> None:
         """Verify the copy while a note marks it as incomplete; remove it if it is damaged."""
+        # A directory with a note in it can't be opened as a checkpoint. So for the verification the mark
+        # moves to a note next to the copy, by which searches of the directory skip it.
         beside, *inside = self._notes()
         change_note(beside, lambda noted: noted.update({self._name: self._planned.members}))
         for one in inside:
@@ -630,10 +630,10 @@ class _Copying:
         """Verify a file that arrived, and doesn't have its name yet."""
         self._verify(self._planned.unit._replace(path=path), "full", no_advance)
 
-    def _is_late(self, file: _File) -> bool:
+    def _is_sent_last(self, file: _File) -> bool:
         return any(file.rank[:2]) or file.target == self._planned.target
 
-    def _withdraw_markers(self) -> None:
+    def _remove_markers(self) -> None:
         """Remove the commit markers of the old checkpoint: while files are mixed, there must be none."""
         for file, status in self._there.items():
             if status is not None and is_commit_marker(os.path.basename(file.path)):
@@ -642,9 +642,9 @@ class _Copying:
 
     def _send_all(self, files: Sequence[_File], advance: Advance) -> None:
         takes_requests = not fs.place_of(self._planned.target).reads_are_free
-        small = [file for file in files if takes_requests and self._seen[file].st_size <= _SMALL]
+        small = [file for file in files if takes_requests and self._seen[file].st_size <= _SMALL_FILE]
         send = partial(self._send_one, advance)
-        in_order(lambda file, _: send(file), small, _AT_ONCE)
+        in_order(lambda file, _: send(file), small, _CONCURRENT_UPLOADS)
         for file in files:
             if file not in small:
                 send(file)
@@ -663,12 +663,12 @@ def _existing_status(path: str) -> os.stat_result:
 
 
 def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return f"{', '.join(names[:_MOST_NAMED])}{more}"
+    more = f" and {len(names) - _MAX_NAMES_SHOWN:,} more" if len(names) > _MAX_NAMES_SHOWN else ""
+    return f"{', '.join(names[:_MAX_NAMES_SHOWN])}{more}"
 
 
 def _named_differences(planned: PlannedCopy, differing: Sequence[_File]) -> str:
     if len(planned.files) == 1:
-        return "another file has its name there"
+        return "another file has its name"
     names = [os.path.relpath(file.target, os.path.dirname(planned.target)) for file in differing]
-    return f"other content in {_named(names)}"
+    return f"the content differs in {_named(names)}"

@@ -32,7 +32,8 @@ def newest_in(path: str) -> ChosenCheckpoint:
         raise from_os_error(error, path) from error
     except ValueError:  # a NUL in the path: opening it fails
         is_directory = False
-    if not is_directory:  # nothing more is imported for a file: ``inspect`` starts faster
+    # A survey's modules are imported for directories alone: ``inspect`` of a file starts faster without.
+    if not is_directory:
         return ChosenCheckpoint(path, 0)
     from ckpttool.formats import recognition_error
     from ckpttool.formats.discovery import unit_at
@@ -61,7 +62,7 @@ def inspect(path: str | os.PathLike[str], *, filter: str | None = None, stats: b
         stats: Whether to read the values and compute statistics of the numeric ones.
 
     Raises:
-        CheckpointError: It is none, or can't be read.
+        CheckpointError: It isn't a checkpoint, or can't be read.
     """
     with open_to_inspect(newest_in(os.fspath(path)).path, stats=stats) as checkpoint:
         return inspection(checkpoint, filter=filter, stats=stats)

@@ -89,7 +89,7 @@ class Log:
         epochs: Range of its epochs.
         counts_both: Whether it has rows with both a step and an epoch.
         warnings: Warnings about it.
-        has_bare: Whether it has a row at one of ``numbers`` without any metric.
+        has_empty_rows: Whether it has a row at one of ``numbers`` without any metric.
     """
 
     path: str
@@ -102,13 +102,16 @@ class Log:
     epochs: Range = field(default_factory=Range)
     counts_both: bool = False
     warnings: list[str] = field(default_factory=list)
-    has_bare: bool = False
+    has_empty_rows: bool = False
     _names: dict[str, str] = field(default_factory=dict)
     _kept: int = 0
 
     def add(self, step: Number | None, epoch: Number | None, values: Mapping[str, float]) -> None:
         """Add values at a step, at an epoch, or at both."""
         self.counts_both = self.counts_both or (step is not None and epoch is not None)
+        # An epoch in a row with a step is only an attribute of the row: a log per step has many rows with the
+        # same epoch, of which the last counts. Rows without a step are a log per epoch. They are kept apart,
+        # as frameworks count the epochs of both differently.
         by_epoch = self.by_epoch if step is None else self.in_epoch
         for number, known, kept in ((step, self.steps, self.by_step), (epoch, self.epochs, by_epoch)):
             if number is None or not math.isfinite(number):
@@ -117,7 +120,7 @@ class Log:
             if number in self.numbers and values:
                 self._keep(kept.setdefault(number, {}), values)
             elif number in self.numbers:
-                self.has_bare = True
+                self.has_empty_rows = True
 
     def add_of_checkpoint(self, name: str, values: Mapping[str, float]) -> None:
         """Add the values of a checkpoint, by the name of its directory."""
@@ -129,12 +132,9 @@ class Log:
             self._kept += shared not in kept
             kept[shared] = value
         if len(self._names) > MAX_NAMES:
-            found = f"it has more than {MAX_NAMES:,} names of metrics"
-            raise LimitExceeded(self.path, found, expected="fewer")
+            raise LimitExceeded(self.path, "too many metrics", expected=f"at most {MAX_NAMES:,}")
         if self._kept > MAX_VALUES:
-            raise LimitExceeded(
-                self.path, f"it has more than {MAX_VALUES:,} values of them", expected="fewer"
-            )
+            raise LimitExceeded(self.path, "too many metric values", expected=f"at most {MAX_VALUES:,}")
 
 
 MAX_LINE = 1 << 24
@@ -157,7 +157,7 @@ _RAY_COUNTS = frozenset(
 )
 """Keys of Ray's results that aren't metrics."""
 
-_LOST_END = "its last line has no end, as if it were still being written; it was not read"
+_INCOMPLETE_LINE = "skipped its last line, which is incomplete (perhaps still being written)"
 
 
 def read_csv(file: BinaryIO, log: Log) -> None:
@@ -181,7 +181,7 @@ def read_csv(file: BinaryIO, log: Log) -> None:
         elif row:
             log.add(*header.read(row, place))
             if header.comma is not None and not log.warnings:
-                log.warnings.append(f"{log.path}: {header.comma}: a number with a comma is not read")
+                log.warnings.append(f"{log.path}: {header.comma}: decimal commas are not supported")
 
 
 def _next_row(rows: Any, log: Log) -> list[str] | None:
@@ -190,9 +190,10 @@ def _next_row(rows: Any, log: Log) -> list[str] | None:
         row: list[str] | None = next(rows, None)
     except csv.Error as error:
         if "unexpected end" in str(error):
-            log.warnings.append(f"{log.path}: {_LOST_END}")
+            log.warnings.append(f"{log.path}: {_INCOMPLETE_LINE}")
             return None
-        raise DamagedCheckpoint(log.path, f"no CSV: {error}", where=f"line {rows.line_num + 1:,}") from error
+        where = f"line {rows.line_num + 1:,}"
+        raise DamagedCheckpoint(log.path, f"invalid CSV: {error}", where=where) from error
     return row
 
 
@@ -204,13 +205,13 @@ class _CsvHeader:
         self.names = [name.strip() for name in names]
         doubled = next((name for name in self.names if name and self.names.count(name) > 1), None)
         if doubled is not None:
-            raise DamagedCheckpoint(path, f"the column {doubled!r} stands twice", where=f"line {line:,}")
+            raise DamagedCheckpoint(path, f"the column {doubled!r} appears twice", where=f"line {line:,}")
         lower = [name.lower() for name in self.names]
         self.step = next((lower.index(name) for name in STEPS if name in lower), None)
         self.epoch = next((lower.index(name) for name in EPOCHS if name in lower), None)
         self.comma: str | None = None
         if self.step is None and self.epoch is None:
-            raise _no_count_error(path, "no column of its first line")
+            raise _no_count_error(path, "its first line has no column")
 
     def is_repeated(self, row: Sequence[str]) -> bool:
         """Return whether a row is another header: a restarted run may write one, with other columns."""
@@ -254,23 +255,23 @@ def read_json_lines(file: BinaryIO, log: Log) -> None:
         except DamagedCheckpoint:
             if is_whole:
                 raise
-            log.warnings.append(f"{log.path}: {_LOST_END}")
+            log.warnings.append(f"{log.path}: {_INCOMPLETE_LINE}")
             break
         has_any = True
         add_object(log, record)
     if has_any and log.steps.least is None and log.epochs.least is None and not log.by_checkpoint:
-        raise _no_count_error(log.path, "no object in it")
+        raise _no_count_error(log.path, "no object has a key")
 
 
 def read_json_list(file: BinaryIO, log: Log) -> None:
     """Read a list of JSON objects into a log."""
     records = _json_document(file, log.path, "list")
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
-        raise DamagedCheckpoint(log.path, "a JSON list of something else", expected="of objects")
+        raise DamagedCheckpoint(log.path, "not a JSON list of objects")
     for record in records:
         add_object(log, record)
     if records and log.steps.least is None and log.epochs.least is None:
-        raise _no_count_error(log.path, "no object in it")
+        raise _no_count_error(log.path, "no object has a key")
 
 
 def read_state(file: BinaryIO, log: Log) -> None:
@@ -278,7 +279,7 @@ def read_state(file: BinaryIO, log: Log) -> None:
     state = _json_document(file, log.path, "state")
     history = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list):
-        raise DamagedCheckpoint(log.path, "no list of what was logged", expected="log_history")
+        raise DamagedCheckpoint(log.path, "no log_history", expected="a list of logged values")
     for record in history:
         if isinstance(record, dict):
             add_object(log, record)
@@ -291,7 +292,7 @@ def _json_document(file: BinaryIO, path: str, what: str) -> Any:
     except OSError as error:
         raise from_os_error(error, path) from error
     if len(data) > MAX_STATE:
-        raise LimitExceeded(path, f"more than {MAX_STATE:,} bytes of JSON", expected="less")
+        raise LimitExceeded(path, "too large a JSON file", expected=f"at most {MAX_STATE:,} bytes")
     return parse_json(path, data.removeprefix(codecs.BOM_UTF8), what, constants=True, surrogates=True)
 
 
@@ -305,6 +306,7 @@ def add_object(log: Log, record: Mapping[str, Any]) -> None:
     values: dict[str, float] = {}
     inner = record.get("metrics")
     counts = {*STEPS, *EPOCHS, *(_RAY_COUNTS if _RAY_TRIAL in record else ())}
+    # Weights & Biases adds names with an underscore in front: ``_step``, ``_runtime``.
     for name, value in [*record.items(), *(inner.items() if isinstance(inner, dict) else ())]:
         if name not in counts and not name.startswith("_"):
             number = _json_number(value)
@@ -324,7 +326,7 @@ def _json_object(path: str, data: bytes, line: int) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise DamagedCheckpoint(path, f"a {type(record).__name__}", expected="an object", where=where)
     if isinstance(record, DuplicateKeyObject):
-        raise DamagedCheckpoint(path, f"{record.key!r:.60} stands twice", where=where)
+        raise DamagedCheckpoint(path, f"{record.key!r:.60} appears twice", where=where)
     return record
 
 
@@ -334,6 +336,7 @@ def _first_number(record: Mapping[str, Any], names: Iterable[str]) -> Number | N
 
 
 def _json_number(value: object) -> float | None:
+    # JSON has no such numbers: encoders that refuse the bare words write them as strings.
     if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -345,7 +348,7 @@ def _json_number(value: object) -> float | None:
 
 
 def _is_number(text: str) -> bool:
-    if "_" in text:  # Python reads 1_0 as 10
+    if "_" in text:  # float("1_0") is 10.0
         return False
     try:
         float(text)
@@ -358,14 +361,14 @@ def _text_lines(file: BinaryIO, log: Log) -> Iterator[str]:
     """Yield lines as text, without a last line that has no newline: a number in it may be cut."""
     for line, data, is_whole in numbered_lines(file, log.path):
         if not is_whole:
-            log.warnings.append(f"{log.path}: {_LOST_END}")
+            log.warnings.append(f"{log.path}: {_INCOMPLETE_LINE}")
             return
         try:
             text = data.decode("utf-8-sig" if line == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise DamagedCheckpoint(log.path, "it is not UTF-8", where=f"line {line:,}") from error
         if "\0" in text:
-            raise DamagedCheckpoint(log.path, "a NUL in a text", where=f"line {line:,}")
+            raise DamagedCheckpoint(log.path, "a NUL character", where=f"line {line:,}")
         yield text
 
 
@@ -381,14 +384,15 @@ def numbered_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes, bool
         if not data:
             return
         if len(data) > MAX_LINE:
-            found = f"a line of more than {MAX_LINE:,} bytes"
-            raise LimitExceeded(path, found, expected="a shorter one", where=f"line {number:,}")
+            raise LimitExceeded(
+                path, "too long a line", expected=f"at most {MAX_LINE:,} bytes", where=f"line {number:,}"
+            )
         yield number, data, data.endswith(b"\n")
 
 
 def _no_count_error(path: str, what: str) -> CheckpointError:
     names = ", ".join(name for name in (*STEPS[:2], *EPOCHS[:1]))
-    return Unsupported(path, f"{what} is a step or an epoch", expected=names)
+    return Unsupported(path, f"{what} for steps or epochs", expected=f"such as {names}")
 
 
 MAX_FILES, MAX_DEPTH = 1_000, 3
@@ -441,7 +445,8 @@ def event_files(directory: str) -> list[tuple[str, str]]:
             elif is_event_file(entry.name):
                 files.append((entry.path, prefix))
         if len(files) > MAX_FILES:
-            raise LimitExceeded(directory, f"it has more than {MAX_FILES:,} event files", expected="fewer")
+            raise LimitExceeded(directory, "too many event files", expected=f"at most {MAX_FILES:,}")
+    # With one prefix for all, such as ``version_0/``, the tags are unique without it.
     has_prefixes = len({prefix for _, prefix in files}) > 1
     return files if has_prefixes else [(path, "") for path, _ in files]
 
@@ -456,10 +461,12 @@ def read_events(file: BinaryIO, path: str, log: Log, prefix: str = "") -> None:
             if record.data is not None:
                 _add_event(record.data, path, record.offset, log, prefix)
     except Truncated as failure:
-        log.warnings.append(f"{path}: {failure.found} at {failure.where}, as if it were still being written")
+        log.warnings.append(f"{path}: {failure.found} at {failure.where} (perhaps still being written)")
 
 
 def _add_event(data: bytes, path: str, offset: int, log: Log, prefix: str) -> None:
+    # A step without a checkpoint only extends the range of steps. Events with a tag of epochs are decoded
+    # anyway, as their step may be an epoch.
     step = _usual_step(data)
     if step is not None and step not in log.numbers and _EPOCH_TAG.encode() not in data:
         log.steps.add(step)
@@ -497,6 +504,7 @@ def _add_value(data: memoryview, path: str, where: str, step: int, log: Log, pre
         if item.number == _TAG:
             tag = item.text
         elif item.number == _SIMPLE and item.kind == FIXED32:
+            # A float32: its shortest decimal (0.1, not 0.10000000149) compares equal to that in a name.
             value = shortest_decimal(struct.unpack("<f", struct.pack("<I", item.integer))[0])
         elif item.number == _TENSOR:
             value = _scalar(item.data, path, where)
@@ -556,7 +564,7 @@ def _last_value(layout: str, value: bytes | int, path: str, where: str) -> float
             while position < len(value):
                 number, position = varint(value, position)
         except ValueError as failure:
-            raise DamagedCheckpoint(path, f"no scalar: {failure}", where=where) from failure
+            raise DamagedCheckpoint(path, f"an invalid scalar: {failure}", where=where) from failure
     if layout == "<e":
         return _unpack(layout, (number & 0xFFFF).to_bytes(2, "little"))
     return float(number - (1 << _SIGN_BITS) if number >> (_SIGN_BITS - 1) else number)

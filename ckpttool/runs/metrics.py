@@ -45,6 +45,8 @@ def disagreements(entries: Sequence[Entry]) -> Iterator[str]:
     first: dict[str, str] = {}
     for entry in entries:
         for name, named in entry.fields.metrics.items():
+            # A name has fewer digits than the content, so equal means equal after rounding. It may also be a
+            # percentage of a fraction that is recorded: ``acc_93`` for 0.934.
             inside = entry.recorded_metric(name)
             unit = _last_decimal(named, entry.name)
             if inside is None or any(_rounds_to(named, one, unit) for one in (inside, inside * _PERCENT)):
@@ -53,7 +55,7 @@ def disagreements(entries: Sequence[Entry]) -> Iterator[str]:
             first.setdefault(name, f"{entry.path} has {inside:.6g} inside")
     for name, count in counts.items():
         whose = f"{name} of {counted(count, 'checkpoint')}"
-        yield f"{whose} is another inside than in the name, and what is inside counts: {first[name]}"
+        yield f"{whose} differs between content and name, and the content counts: {first[name]}"
 
 
 def _last_decimal(named: float, name: str) -> float:
@@ -155,7 +157,7 @@ def add_log_metrics(
             doubts = [*log.warnings, *_doubts(given, log, covered, values)]
             warnings += doubts
             has_any = has_any or any(values)
-            if not any(values) and _other_base(given, log, covered):
+            if not any(values) and _epochs_start_differently(given, log, covered):
                 undecided = undecided or doubts[-1]
             for index, new in zip(indexes, values, strict=True):
                 entry = measured[index]
@@ -225,7 +227,7 @@ def _open_log(path: str) -> BinaryIO:
     except OSError as error:
         raise from_os_error(error, path) from error
     except ValueError as error:
-        raise NotFound(path, f"no path: {error}") from error
+        raise NotFound(path, f"invalid path: {error}") from error
 
 
 # Places of logs -----------------------------------------------------------------------------------
@@ -238,16 +240,16 @@ def _locate_logs(
     if os.path.isabs(given.name) or fs.lexists(given.name):
         return {given.name: list(range(len(entries)))}
     directories = {entry.directory for entry in entries}
-    paths = {directory: _log_beside(directory, given.name, root) for directory in directories}
+    paths = {directory: _nearest_log(directory, given.name, root) for directory in directories}
     missing = sorted(directory for directory, path in paths.items() if path is None)
     if len(missing) == len(paths):
-        problem = "no such file or directory, neither here nor beside the checkpoints nor above them"
+        problem = "no such file or directory: not here, next to the checkpoints or above them"
         raise NotFound(given.name, problem)
     if missing:
         others = len(missing) - 1
         more = " and 1 other directory" if others == 1 else f" and {others:,} other directories"
         names = f"{missing[0]}{more if others else ''}"
-        warnings.append(f"{given.name}: there is none beside the checkpoints in {names}")
+        warnings.append(f"{given.name}: not found next to the checkpoints in {names}")
     logs: dict[str, list[int]] = {}
     for index, entry in enumerate(entries):
         if (path := paths[entry.directory]) is not None:
@@ -255,7 +257,7 @@ def _locate_logs(
     return logs
 
 
-def _log_beside(directory: str, name: str, root: str) -> str | None:
+def _nearest_log(directory: str, name: str, root: str) -> str | None:
     for parent in (directory, os.path.join(directory, os.pardir), root):
         path = os.path.join(parent, name)
         if fs.lexists(path):
@@ -281,7 +283,7 @@ def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[M
     # checkpoints (``Entry.logged_as``). If no checkpoint matches so, another program wrote the log. If the
     # epochs of log and checkpoints seem to begin at different numbers, none is matched by epoch: the values
     # would be those of a neighbour.
-    is_odd = given.count is not None or _other_base(given, log, entries)
+    is_odd = given.count is not None or _epochs_start_differently(given, log, entries)
     as_logged = given.count is None and log.counts_both
     if as_logged and not any(one.logged_as in log.by_step for one in entries if one.logged_as is not None):
         as_logged = False
@@ -317,8 +319,8 @@ def _match_as_given(given: LogArgument, log: Log, entry: Entry) -> Mapping[str, 
     return {**log.in_epoch.get(number, {}), **log.by_epoch.get(number, {})}
 
 
-def _other_base(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
-    """Return whether epochs of a log and of checkpoints seem to begin at different numbers (0 and 1)."""
+def _epochs_start_differently(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
+    """Return whether epochs of a log and of checkpoints seem to start at different numbers (0 and 1)."""
     epochs = Range.of(entry.epoch for entry in entries)
     if given.count is not None or log.epochs.least is None or epochs.least is None:
         return False
@@ -329,6 +331,9 @@ def _other_base(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
         for one in entries
         if one.epoch is not None
     )
+    # A log from 0 with checkpoints from 1 on may also be one of a run whose first checkpoint wasn't kept.
+    # Only Keras, whose names count from one, or a checkpoint beyond the end of the log shows that they
+    # differ.
     if log.epochs.least == 0 and epochs.least > 0:
         return is_keras or epochs.most > log.epochs.most
     return log.epochs.least == 1 and epochs.least == 0
@@ -346,7 +351,7 @@ def _doubts(
     directories = {entry.directory for entry, measured in zip(entries, values, strict=True) if measured}
     if len(directories) > 1:
         yield f"{log.path}: one log for the checkpoints of {len(directories):,} directories"
-    if (log.by_epoch or not log.counts_both) and _other_base(given, log, entries):
+    if (log.by_epoch or not log.counts_both) and _epochs_start_differently(given, log, entries):
         has, have = log.epochs, Range.of(entry.epoch for entry in entries)
         yield f"{log.path}: it has epochs {has}, the checkpoints {have}; {_base_hint(given, log)}"
     yield from _contradictions(log, entries, values)
@@ -355,20 +360,20 @@ def _doubts(
 def _base_hint(given: LogArgument, log: Log) -> str:
     """Return advice on naming the shift of epochs."""
     hint = f"{given.name}:epoch{1 if log.epochs.least == 0 else -1:+d}"
-    problem = "it can't be told which epochs are the same"
-    return f"{problem} (say {hint}, or {given.name}:epoch where equal numbers are)"
+    problem = "it is unclear which epochs are the same"
+    return f"{problem} (use {hint}, or {given.name}:epoch if equal numbers are)"
 
 
 def _no_match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> str:
     if log.steps.least is None and log.epochs.least is None:
-        return f"{log.path}: nothing is in it yet"
+        return f"{log.path}: it is still empty"
     steps, epochs = Range.of(entry.step for entry in entries), Range.of(entry.epoch for entry in entries)
     both = f"{log.path}: it has {_counts(log.steps, log.epochs)}, the checkpoints {_counts(steps, epochs)}"
-    if _other_base(given, log, entries):
+    if _epochs_start_differently(given, log, entries):
         return f"{both}; {_base_hint(given, log)}"
-    none = "it has no number at any of them" if log.has_bare else "none of them is in it"
+    none = "it has no values for them" if log.has_empty_rows else "none of these match"
     if log.epochs.least is None and steps.least is None and epochs.least is not None:
-        return f"{both}; {none} (if its steps are epochs, say {given.name}:epoch)"
+        return f"{both}; {none} (if its steps are epochs, use {given.name}:epoch)"
     return f"{both}; {none}"
 
 
@@ -395,4 +400,4 @@ def _contradictions(
                 first.setdefault(name, f"{entry.name} says {recorded:.6g}, the log {value:.6g}")
     for name, count in counts.items():
         whose = f"{name} of {counted(count, 'checkpoint')}"
-        yield f"{log.path}: {whose} is another in the log, which counts: {first[name]}"
+        yield f"{log.path}: {whose} differs in the log, which counts: {first[name]}"

@@ -161,7 +161,8 @@ def tracker_of(name: str) -> Tracker | None:
 
 def metrics_tracker(name: str) -> Tracker | None:
     """Return the tracker to read metrics from; None if the name is that of a log file."""
-    tracker = tracker_of(name)  # first: a name in a configuration must not make us ask a store
+    # Prefixes come first: ``mlflow:x`` in a configuration must not cause a request to a store of that name.
+    tracker = tracker_of(name)
     return tracker if tracker is not None and tracker.one_run and not fs.lexists(name) else None
 
 
@@ -207,16 +208,17 @@ def tracked_runs(
     """
     runs = tracker.runs(name.partition(":")[2], places_around(root))
     if not runs:
-        warnings.append(f"{name}: no run is in it")
+        warnings.append(f"{name}: it has no runs")
         return
     directories = dict.fromkeys(entry.directory for entry in entries)
     owners = {one: owner_of(runs, one, run_directory(one, root)) for one in directories}
     found = {one: run for one, run in owners.items() if run is not None}
+    # A user who names a single run means it, even without evidence.
     if not found and len(runs) == 1:
         found = dict.fromkeys(directories, runs[0])
     missing = [one for one in directories if one not in found]
     if missing:
-        doubt = f"{name}: can't tell that {_wrote(runs, missing)}; {tracker.one_run}"
+        doubt = f"{name}: it is unclear whether {_wrote(runs, missing)}; {tracker.one_run}"
         if not found:
             raise UsageError(doubt)
         warnings.append(doubt)
@@ -262,7 +264,7 @@ def run_to_record_in(runs: Sequence[TrackedRun], one: LoggedCheckpoint, to: str)
     owner = owner_of(runs, os.path.dirname(os.path.abspath(one.path)), one.run)
     name = one.run_name
     if owner is None and sum(run.name == name for run in runs) > 1:
-        raise UsageError(f"{to}: several runs are called {name}; any may have written {one.path}")
+        raise UsageError(f"{to}: several runs are named {name}; any may have written {one.path}")
     return owner
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -97,6 +98,8 @@ def log(
         warnings += doubts
         with open_target(to, root) as record:
             for entry in entries:
+                # The verdict and the digest read the files one after the other, and both are of the same
+                # files only if none was changed in between.
                 verdict = verify(entry.unit, jobs=jobs, advance=advance)
                 try:
                     one = facts_of(entry, root, is_valid=verdict.is_valid, safety=verdict.safety, jobs=jobs)
@@ -108,7 +111,7 @@ def log(
                     continue
                 logged[entry.path] = replace(one, is_new=record(one))
     if not logged and not errors:
-        raise NotFound(", ".join(texts), "no checkpoint is in it")
+        raise NotFound(", ".join(texts), "no checkpoint found")
     return Logged(to, tuple(logged.values()), errors, tuple(warnings))
 
 
@@ -144,16 +147,13 @@ def facts_of(
         "files": len(files),
         "epoch": entry.epoch,
         "step": entry.step,
-        "metrics": {name: _plain(value) for name, value in entry.metrics.items()},
+        # JSON has no NaN and no infinities: they are texts.
+        "metrics": {name: one if math.isfinite(one) else str(one) for name, one in entry.metrics.items()},
     }
     known = {name: value for name, value in facts.items() if value not in (None, {})}
     name = os.path.relpath(os.path.abspath(entry.path), run)
     passes = is_valid and safety is not Safety.UNSAFE
     return LoggedCheckpoint(entry.path, name, known, run, passes)
-
-
-def _plain(value: float) -> float | str:
-    return value if value - value == 0 else str(value)  # JSON has no NaN
 
 
 def open_target(to: str, root: str) -> AbstractContextManager[Record]:
@@ -165,7 +165,7 @@ def open_target(to: str, root: str) -> AbstractContextManager[Record]:
     """
     tracker, name = tracker_of(to), to.partition(":")[2]
     if tracker is None or not tracker.target or not name:
-        raise UsageError(f"--to {to}: no tracker ({targets()})")
+        raise UsageError(f"--to {to}: unknown tracker (expected {targets()})")
     return tracker.recorder(name, places_around(root))
 
 
@@ -173,7 +173,7 @@ def targets() -> str:
     """Return the forms of names in ``--to``, as a part of a sentence."""
     forms: list[str] = []
     for entry in entry_points_of(ENTRY_POINTS):
-        with suppress(Unsupported):  # a broken one is named where it is asked for
+        with suppress(Unsupported):  # a broken plugin is an error only if it is used
             forms.append(instance_of(entry).target)
     *others, last = filter(None, forms)
     return f"{', '.join(others)} or {last}"

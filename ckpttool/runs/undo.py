@@ -17,7 +17,7 @@ from ckpttool.formats.interface import natural
 from ckpttool.runs.pointers.kinds import note_kind, pointers_in
 from ckpttool.runs.pointers.notes import read_note
 from ckpttool.runs.pointers.pin_lists import lists_for, pins_of
-from ckpttool.runs.pointers.search import names_in, pass_over, path_parts
+from ckpttool.runs.pointers.search import ignore_error, names_in, path_parts
 from ckpttool.storage import fs
 from ckpttool.storage.fs import Snapshot
 from ckpttool.storage.held import holds
@@ -119,8 +119,8 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
         CheckpointError: It can't be read, locked or changed.
     """
     # One command may have changed many directories; its records have the same identity in each. The last
-    # command of all directories is undone. Records that remain are marked as reported: the next undo may go
-    # on to an older command, instead of failing for the same reasons for ever.
+    # command of all directories is undone. Records that remain are marked as reported, so that the next undo
+    # can revert an older command instead of failing forever for the same reasons.
     root = require_directory(directory)
     places = list(dict.fromkeys([root, *directories_with_trash(root)])) if recursive else [root]
     with HeldLocks() as locks:
@@ -133,19 +133,19 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
         for number, identity in enumerate(commands):
             records = [record for place in places for record in _records(place, identity)]
             if not records:
-                raise AccessDenied(root, "its trash has gone, or was exchanged, since it was looked at")
+                raise AccessDenied(root, "its trash was removed or replaced in the meantime")
             above = _record_above(root, identity) if records[0].kind == "rename" else None
             if above is not None and progress.hold(above.directory):
                 above = _record_above(root, identity)  # recovery may have changed it
             progress.identity, progress.kind = identity, records[0].kind
-            progress.take_back(records, above, is_tree=recursive)
+            progress.undo_records(records, above, is_tree=recursive)
             older = commands[number + 1 :]
             if older and not dry_run:
                 _mark_reported(records)
             if progress.restored or progress.pointers:
                 break
             if older and not all(record.is_told for record in records):
-                hint = f"the next undo takes the command before, of {local_time_of(older[0])}"
+                hint = f"the next undo reverts the command before it, of {local_time_of(older[0])}"
                 progress.warnings.append(f"nothing was restored; {hint}")
                 return progress.result()
         if not commands and not recursive:
@@ -197,27 +197,27 @@ class _UndoProgress:
         if not self._dry_run:
             adopt(directory, found)
         for trash in dict.fromkeys(record.state_dir.trash for record in found):
-            text = f"its trash bears the name that it had before: {shown(path_as_given(directory, trash))}"
+            text = f"its trash still has the directory's old name: {shown(path_as_given(directory, trash))}"
             self.warnings.append(f"{shown(directory)}: {text}")
 
     def commands(self, places: Sequence[str]) -> list[str]:
         """Return the identities of undoable commands, the last first; report those of other directories."""
         held = {fs.realpath(place) for place in places}
         commands: set[str] = set()
-        left: list[Problem] = []
+        foreign: list[Problem] = []
         for record in (record for place in places for record in records_of(place)):
             if not is_of_other_directory(record):
                 commands.add(record.identity)
             elif fs.realpath(renamed_directory(record) or "") not in held:
                 # Otherwise it is undone in the directory of its new name.
-                left.append(other_directory_problem(record))
+                foreign.append(other_directory_problem(record))
         if commands:
-            self.warnings += [f"{problem.path}: {problem.message}" for problem in left]
+            self.warnings += [f"{problem.path}: {problem.message}" for problem in foreign]
         else:
-            self.problems += left
+            self.problems += foreign
         return sorted(commands, reverse=True)
 
-    def take_back(
+    def undo_records(
         self, records: Sequence[CommandRecord], above: CommandRecord | None, *, is_tree: bool
     ) -> None:
         """Undo the records of one command; ``above`` is its record in the directory above."""
@@ -275,7 +275,7 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
         levels: Limit on the levels to descend; None for no limit.
     """
     seen: set[str] = set()
-    for directory, names, _ in fs.walk(root, _raise_of_store):
+    for directory, names, _ in fs.walk(root, _raise_store_error):
         for name in sorted(names):
             if name == TRASH or name.startswith(TRASH + OWNER):
                 for place in [directory] if name == TRASH else directories_of_trash(directory, name):
@@ -290,7 +290,7 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
         yield root
 
 
-def _raise_of_store(error: OSError) -> None:
+def _raise_store_error(error: OSError) -> None:
     """Raise errors of a store; an unreadable directory on a disk has no trash of ckpttool."""
     path = os.fspath(error.filename or "")
     if not fs.place_of(path).errors_concern_files and not isinstance(error, FileNotFoundError):
@@ -323,7 +323,7 @@ def _record_above(root: str, identity: str) -> CommandRecord | None:
         return None
     try:
         return next(iter(_records(above, identity)), None)
-    except AccessDenied:  # another's trash: nothing of ours is in it
+    except AccessDenied:  # another user's trash, which has no records of this one
         return None
 
 
@@ -338,6 +338,9 @@ def _undo_record_above(
         is_whole: Whether all checkpoints of the command were restored.
         dry_run: Whether to change nothing.
     """
+    # Notes in the directory above have the names of checkpoints in several directories below, and are
+    # restored as a whole, as they were before the rename. So they wait until the last of these directories is
+    # restored.
     places = [
         place for place in directories_with_trash(above.directory) if not fs.samefile(place, above.directory)
     ]
@@ -364,7 +367,9 @@ def _stale_names(
         pointers: Paths of restored pointers, or in a dry run.
         above: Whether notes in the directory above count, too.
     """
-    turned = set(map(os.path.abspath, pointers))
+    # A pointer written after the rename has the new name of a checkpoint, and dangles after the undo. It is
+    # reported but not changed. Files that the rename itself changed are restored with the checkpoints.
+    restored_files = set(map(os.path.abspath, pointers))
     by_directory: dict[str, dict[str, RestoredCheckpoint]] = defaultdict(dict)
     for checkpoint in restored:
         name = os.path.basename(checkpoint.was)
@@ -384,11 +389,12 @@ def _stale_names(
         for path, checkpoint in stale.items():
             parent, name = os.path.split(os.path.abspath(path))
             path_afterwards = os.path.join(moved.get(parent, parent), name)
-            if path_afterwards not in turned:
+            if path_afterwards not in restored_files:
                 yield _stale_name(path, checkpoint)
         for file, pinned in _pins_in(directory):
-            # Set since the checkpoint got the name that it loses.
-            if pinned in moved and (os.path.abspath(file) not in turned or not fs.lexists(pinned)):
+            # A pin that was set after the rename has the new name.
+            is_restored = os.path.abspath(file) in restored_files
+            if pinned in moved and (not is_restored or not fs.lexists(pinned)):
                 yield _stale_name(file, known[os.path.basename(pinned)])
 
 
@@ -401,10 +407,10 @@ def _stale_name(path: str, checkpoint: RestoredCheckpoint) -> Problem:
 def _pointers_in(directory: str) -> Iterator[tuple[str, str]]:
     """Yield the pointer files in a directory and its subdirectories, with their targets."""
     snapshot = Snapshot()
-    around = names_in(directory, snapshot, pass_over)
+    around = names_in(directory, snapshot, ignore_error)
     inside = [entry.path for entry in around.values() if entry.is_dir(follow_symlinks=False)]
     for place in (directory, *inside):
-        for pointer in pointers_in(place, names_in(place, snapshot, pass_over), snapshot, pass_over):
+        for pointer in pointers_in(place, names_in(place, snapshot, ignore_error), snapshot, ignore_error):
             if pointer.target is not None:
                 yield pointer.holder, pointer.target
 
@@ -415,9 +421,9 @@ def _notes_in(
     """Yield the notes in a directory that name one of the checkpoints, each with the first that it names."""
     levels = next(iter(known)).count("/") + 1
     snapshot = Snapshot()
-    for name, file in names_in(directory, snapshot, pass_over).items():
+    for name, file in names_in(directory, snapshot, ignore_error).items():
         kind = note_kind(name)
-        text = None if kind is None else read_note(file, snapshot, pass_over)
+        text = None if kind is None else read_note(file, snapshot, ignore_error)
         if kind is not None and text is not None:
             named = ("/".join(path_parts(word)[-levels:]) for word in kind.names(text))
             checkpoint = next((known[path] for path in named if path in known), None)

@@ -98,15 +98,15 @@ Verify = Callable[[Entry, Progress], Judgement]
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
+class StepInput:
     """Input of a step: valid checkpoints, and the means to report and to read.
 
     Attributes:
         root: The directory.
         entries: Its valid checkpoints, as they were verified.
-        bad: Paths of damaged and otherwise failed checkpoints.
+        bad: Paths of checkpoints that failed, such as damaged ones.
         waiting: Paths of checkpoints that weren't verified yet.
-        stay: Paths of checkpoints that no step may remove: an earlier step couldn't copy them.
+        protected: Paths of checkpoints that no step may remove: an earlier step couldn't copy them.
         reader: Cache of checkpoints that were already read in full.
         emit: Reports an event; the directory is added.
         progress: Progress of reading; raises ``StopRequested`` before an action begins.
@@ -116,7 +116,7 @@ class Landed:
     entries: tuple[Entry, ...]
     bad: tuple[str, ...]
     waiting: tuple[str, ...]
-    stay: tuple[str, ...]
+    protected: tuple[str, ...]
     reader: FullReader
     emit: Callable[..., object]
     progress: Progress
@@ -134,7 +134,7 @@ class StepResult:
     Attributes:
         is_done: Whether the next step may follow.
         renames: New paths by old ones.
-        stay: Paths of checkpoints that later steps may not remove.
+        protected: Paths of checkpoints that later steps may not remove.
         is_pending: Whether it is tried again later, though the next step may follow.
     """
 
@@ -142,11 +142,11 @@ class StepResult:
     problems: tuple[Problem, ...] = ()
     warnings: tuple[str, ...] = ()
     renames: Mapping[str, str] = field(default_factory=dict)
-    stay: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
     is_pending: bool = False
 
 
-Step = Callable[[Landed], StepResult]
+Step = Callable[[StepInput], StepResult]
 Statuses = Mapping[str, tuple[int, int, int, int]]
 """Device, inode, size and time of files, by their paths."""
 
@@ -158,20 +158,20 @@ class WatchRequest(Scope):
     Attributes:
         directory: Directory into which checkpoints are saved.
         verify: Verifies a checkpoint.
-        asked: Options of ``verify`` as text; with other options, checkpoints are verified again.
+        verify_options: Options of ``verify`` as text; with other options, checkpoints are verified again.
         steps: Steps on valid checkpoints by name, in order.
         jobs: Number of threads; None for the processors available.
     """
 
     directory: str
     verify: Verify
-    asked: str = ""
+    verify_options: str = ""
     steps: Mapping[str, Step] = field(default_factory=dict)
     jobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _Verdict:
     """Verdict on a checkpoint, with the files that were verified.
 
     Attributes:
@@ -193,7 +193,7 @@ class DirectoryWatch:
         is_ending: Returns whether the user has asked to end.
 
     Raises:
-        CheckpointError: The directory isn't there, or is watched already.
+        CheckpointError: The directory doesn't exist, or is watched already.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class DirectoryWatch:
         self._seen: Statuses = {}
         self._surveyed: dict[str, tuple[int, int, int, int]] = {}
         self._due = float("inf")
-        self._judged: dict[str, _Judged] = {}
+        self._verdicts: dict[str, _Verdict] = {}
         self._reader = FullReader(request.jobs, self._interruptible)
         self._is_pending = True
         self._problems: dict[str, Mapping[str, str]] = {}
@@ -251,7 +251,7 @@ class DirectoryWatch:
             self._seen = _statuses(self.root)
         except CheckpointError as failure:
             self._seen, self._surveyed = {}, {}
-            self._tell(LOOK, {shown(self.root): failure.reason})
+            self._report_problems(LOOK, {shown(self.root): failure.reason})
             return
         # A file is settled if its status is that of the look before. Settled changes and vanished files cause
         # a survey; a file that is being written changes from look to look and costs only its status. Later it
@@ -266,7 +266,7 @@ class DirectoryWatch:
         try:
             self._work(previous, is_last=is_last)
         except (CheckpointError, UsageError) as failure:
-            self._tell(LOOK, {shown(self.root): _reason(failure)})
+            self._report_problems(LOOK, {shown(self.root): _reason(failure)})
             self._retry_in(RETRY_SECONDS)
         finally:
             self._write_record()
@@ -295,38 +295,42 @@ class DirectoryWatch:
     # A survey, and the verdicts ---------------------------------------------------------------------
 
     def _work(self, previous: Statuses, *, is_last: bool) -> None:
+        # A checkpoint is verified when no temporary file shows a writer, none of its files changed since the
+        # previous look, and none of its parts is missing; an incomplete one is waited for until nothing has
+        # changed for GONE_SECONDS. Failures are retried after RETRY_SECONDS, as their causes may end without
+        # any change of a file.
         surveyed = self._survey()
         now = self._clock.time()
-        landing = _being_written(surveyed, now)
+        unfinished = _being_written(surveyed, now)
         waiting: dict[str, str] = {}
         faulty: dict[str, str] = {}
         new: list[Entry] = []
         for entry in surveyed.entries:
-            if entry.path in landing or not _has_settled(entry, previous):
+            if entry.path in unfinished or not _has_settled(entry, previous):
                 waiting[entry.path] = "it is still being written"
             elif entry.is_incomplete and not is_last and now - entry.modified_ns / 1e9 < GONE_SECONDS:
                 waiting[entry.path] = str(entry.fault)
             elif entry.fault is not None:
                 faulty[entry.path] = str(entry.fault)
                 self.has_seen_damage |= entry.fault.code is Code.DAMAGED
-            elif not self._is_judged(entry):
+            elif not self._has_verdict(entry):
                 new.append(entry)
         if is_last:
             faulty |= {path: f"not verified: {why}" for path, why in waiting.items()}
         elif waiting or faulty or surveyed.errors:
             self._retry_in(RETRY_SECONDS)
         by_path = {entry.path: entry for entry in surveyed.entries}
-        self._judged = {path: one for path, one in self._judged.items() if path in by_path}
-        bad = {path: one.problem for path, one in self._judged.items() if one.problem is not None}
-        self._tell(LOOK, {shown(error.path): error.reason for error in surveyed.errors})
-        self._tell(VERIFY, {**bad, **faulty})
+        self._verdicts = {path: one for path, one in self._verdicts.items() if path in by_path}
+        bad = {path: one.problem for path, one in self._verdicts.items() if one.problem is not None}
+        self._report_problems(LOOK, {shown(error.path): error.reason for error in surveyed.errors})
+        self._report_problems(VERIFY, {**bad, **faulty})
         for entry in new:
             problem = self._verify(entry)
             if problem == _CHANGED and not is_last:
                 waiting[entry.path] = problem
             elif problem is not None:
                 bad[entry.path] = problem
-                self._tell(VERIFY, {**bad, **faulty})
+                self._report_problems(VERIFY, {**bad, **faulty})
         bad |= faulty
         valid = tuple(one for path, one in by_path.items() if path not in {*waiting, *bad})
         if valid and (self._is_pending or not {one.path for one in new} <= {*waiting, *bad}):
@@ -340,37 +344,38 @@ class DirectoryWatch:
             raise UsageError(f"{shown(self.root)} is a checkpoint itself (name the directory that it is in)")
         return surveyed._replace(groups=groups)
 
-    def _is_judged(self, entry: Entry) -> bool:
+    def _has_verdict(self, entry: Entry) -> bool:
         """Return whether a checkpoint was verified by this watch or an earlier one, and is unchanged."""
-        judged = self._judged.get(entry.path)
+        judged = self._verdicts.get(entry.path)
         if judged is not None and judged.contents.is_same_as(entry.contents):
             return True
         if self._digest(entry.path, entry.contents) not in self._record:
             return False
-        self._judged[entry.path] = _Judged(entry.contents, None, is_recordable=True)
+        self._verdicts[entry.path] = _Verdict(entry.contents, None, is_recordable=True)
         self._reader.remember(entry, FullRead(None, is_finite=True))
         return True
 
     def _verify(self, entry: Entry) -> str | None:
         """Verify a checkpoint, and return its problem."""
-        self._require_going()
+        self._raise_if_ending()
         try:
             verification, problem = self._request.verify(entry, self._interruptible)
         except CheckpointError as failure:  # no verdict: it is verified again
             if not entry.is_unchanged:
                 return _CHANGED
-            self._judged[entry.path] = _Judged(Contents(), failure.reason, is_recordable=False)
+            self._verdicts[entry.path] = _Verdict(Contents(), failure.reason, is_recordable=False)
             self._retry_in(RETRY_SECONDS)
             return failure.reason
         if not entry.is_unchanged:
             return _CHANGED
         if problem is not None:
-            self._require_going()  # Ctrl-C ends a prediction's process too: its failure is no damage then
+            # Ctrl-C also ends the process of a prediction, whose failure doesn't mean damage then.
+            self._raise_if_ending()
             self.has_seen_damage = True
         is_sound = verification.is_valid and not any(one.code in SPECIAL for one in verification.findings)
         if is_sound:
             self._reader.remember(entry, FullRead(None, is_finite=True))
-        self._judged[entry.path] = _Judged(entry.contents, problem, is_sound and problem is None)
+        self._verdicts[entry.path] = _Verdict(entry.contents, problem, is_sound and problem is None)
         if problem is None:
             safety = verification.safety.value
             judged = "safety unknown" if verification.safety is Safety.UNKNOWN else safety
@@ -386,17 +391,21 @@ class DirectoryWatch:
         # also without new checkpoints. Steps skip what is done already.
         self._is_pending, is_pending = True, False
         known = {*bad, *waiting}
-        stay: tuple[str, ...] = ()
+        protected: tuple[str, ...] = ()
         for name, step in self._request.steps.items():
-            self._require_going()
+            self._raise_if_ending()
             event = partial(self._event, name)
             try:
-                landed = Landed(self.root, entries, bad, waiting, stay, self._reader, event, self._begun)
-                result = step(landed)
+                step_input = StepInput(
+                    self.root, entries, bad, waiting, protected, self._reader, event, self._uninterruptible
+                )
+                result = step(step_input)
             except (CheckpointError, UsageError) as failure:
                 path = failure.path if isinstance(failure, CheckpointError) else self.root
                 result = StepResult(False, (Problem(shown(path), _reason(failure)),))
-            self._tell(name, {one.path: str(one.message) for one in result.problems if one.path not in known})
+            self._report_problems(
+                name, {one.path: str(one.message) for one in result.problems if one.path not in known}
+            )
             for warning in result.warnings:
                 if warning not in self._warned:
                     self._warned.add(warning)
@@ -405,21 +414,24 @@ class DirectoryWatch:
                 self._retry_in(RETRY_SECONDS)
                 return
             if result.renames:
-                entries = self._follow(entries, result.renames)
-            stay += result.stay
+                entries = self._follow_renames(entries, result.renames)
+            protected += result.protected
             is_pending |= result.is_pending
         self._is_pending = is_pending
         if is_pending:
             self._retry_in(RETRY_SECONDS)
 
-    def _follow(self, entries: tuple[Entry, ...], renames: Mapping[str, str]) -> tuple[Entry, ...]:
+    def _follow_renames(self, entries: tuple[Entry, ...], renames: Mapping[str, str]) -> tuple[Entry, ...]:
         """Return checkpoints under their new names; those with changed files are verified again."""
+        # A rename by this watch must not cause another full read: files with the same device, inode, size and
+        # time are those that were verified. An index or a trainer's state may be rewritten by the rename, and
+        # is another file since: its checkpoint is verified anew.
         there = {entry.path: entry for entry in self._survey().entries}
         pairs = [(old, there.get(renames.get(old.path, old.path))) for old in entries]
         same = [(old, new) for old, new in pairs if new and _inodes(new.contents) == _inodes(old.contents)]
-        judged = {new.path: replace(self._judged[old.path], contents=new.contents) for old, new in same}
+        judged = {new.path: replace(self._verdicts[old.path], contents=new.contents) for old, new in same}
         reads = [(new, self._reader.recall(old)) for old, new in same]
-        self._judged = {path: one for path, one in self._judged.items() if path not in renames} | judged
+        self._verdicts = {path: one for path, one in self._verdicts.items() if path not in renames} | judged
         for new, read in reads:
             if read is not None:
                 self._reader.remember(new, read)
@@ -432,7 +444,7 @@ class DirectoryWatch:
         directory = shown(self.root)
         self._emit(WatchEvent(directory=directory, step=step, status=status, path=path, words=words, **more))
 
-    def _tell(self, step: str, problems: Mapping[str, str]) -> None:
+    def _report_problems(self, step: str, problems: Mapping[str, str]) -> None:
         """Record the problems of a step, and report the new ones."""
         known = self._problems.get(step, {})
         self._problems[step] = dict(problems)
@@ -443,14 +455,14 @@ class DirectoryWatch:
     def _retry_in(self, seconds: float) -> None:
         self._due = min(self._due, self._clock.monotonic() + seconds)
 
-    def _require_going(self) -> None:
+    def _raise_if_ending(self) -> None:
         if self._is_ending():
             raise StopRequested
 
     @contextmanager
-    def _begun(self, what: str, total: int | None) -> Iterator[Advance]:
+    def _uninterruptible(self, what: str, total: int | None) -> Iterator[Advance]:
         """Show the progress of an action that can't be interrupted; raise ``StopRequested`` before it."""
-        self._require_going()
+        self._raise_if_ending()
         with self._progress(what, total) as advance:
             yield advance
 
@@ -459,10 +471,10 @@ class DirectoryWatch:
         """Show the progress of reading, which ``StopRequested`` may interrupt anywhere."""
 
         def advance(done: int) -> None:
-            self._require_going()
+            self._raise_if_ending()
             show(done)
 
-        with self._begun(what, total) as show:
+        with self._uninterruptible(what, total) as show:
             yield advance
 
     def _digest(self, path: str, contents: Contents) -> str:
@@ -477,7 +489,7 @@ class DirectoryWatch:
         """Return the digests of checkpoints that an earlier watch verified with the same options."""
 
         def parse(document: dict[str, Any]) -> frozenset[str]:
-            return frozenset(map(str, document["verified"] if document["asked"] == self._asked else ()))
+            return frozenset(map(str, document["verified"] if document["asked"] == self._verify_key else ()))
 
         with suppress(CheckpointError):  # of another user, or damaged: all is verified again
             around, suffix = state_dir_of(self.root)
@@ -488,18 +500,18 @@ class DirectoryWatch:
         return frozenset()
 
     def _write_record(self) -> None:
-        judged = self._judged.items()
+        judged = self._verdicts.items()
         record = frozenset(self._digest(path, one.contents) for path, one in judged if one.is_recordable)
         if record != self._record:
             self._record = record
             around, suffix = state_dir_of(self.root)
-            document = {"asked": self._asked, "verified": sorted(record)}
+            document = {"asked": self._verify_key, "verified": sorted(record)}
             with suppress(OSError):  # the next watch verifies all again
                 write_atomically(os.path.join(around, RECORD + suffix), json.dumps(document).encode())
 
     @property
-    def _asked(self) -> str:
-        return f"{version('ckpttool')} {self._request.asked}"
+    def _verify_key(self) -> str:
+        return f"{version('ckpttool')} {self._request.verify_options}"
 
 
 def watch(
@@ -529,7 +541,7 @@ def watch(
 def require_same_place(path: str, place: str) -> None:
     """Raise AccessDenied if a path's links lead to another directory than when the watch began."""
     if (now := fs.realpath(path)) != place:
-        raise AccessDenied(path, f"it leads to {now} now", expected=place)
+        raise AccessDenied(path, f"it points to {now} now", expected=f"was {place}")
 
 
 def _statuses(root: str) -> Statuses:

@@ -40,11 +40,12 @@ State = tuple[Fingerprint, ...] | None
 
 def written_inside(entry: Entry, now: float) -> Reason | None:
     """Return the reason if a writer's temporary file is in a readable checkpoint directory, or None."""
+    # A killed writer leaves its temporary file for good, so an old one is no sign of a writer.
     for file in entry.contents.files:
         name = os.path.basename(file.path)
         is_inside = os.sep in file.path and temporary_for(name) is not None
         if is_inside and now - file.mtime_ns / 1e9 < GONE_SECONDS:
-            return Reason(Code.BEING_WRITTEN, f"being written: {name} lies in it")
+            return Reason(Code.BEING_WRITTEN, f"being written: it contains {name}")
     return None
 
 
@@ -63,6 +64,8 @@ def temporary_saves(surveyed: Survey, exclude: Sequence[str]) -> Iterator[tuple[
             fields = parse_name(final)
             is_directory = file.is_dir(follow_symlinks=False)
             is_of_series = fields.blank in blanks or suffix_format(final) is not None
+            # Any ``x.tmp`` may be another program's. A directory, a name like those of the series or with a
+            # format's suffix, and a part of a TensorFlow bundle are probably checkpoints.
             is_part = final.endswith(INDEX) or DATA.fullmatch(final) is not None
             if not is_directory and not is_of_series and not is_part:
                 continue
@@ -160,7 +163,7 @@ class Watch:
         self._since: dict[str, tuple[State, float]] = {}
         self._changed: set[str] = set()
         self.writing: set[str] = set()
-        self._has_glimpsed = False
+        self._has_checked_growth = False
         self.waited_for: list[UnfinishedSave] = []
         self.waited = 0.0
 
@@ -201,13 +204,13 @@ class Watch:
     def growing(self, quiet: Sequence[UnfinishedSave]) -> list[UnfinishedSave]:
         """Return saves that change although their times are old; the first call waits a second."""
         # The clock of a file server may be behind ours, so that files just written look old.
-        is_first, self._has_glimpsed = not self._has_glimpsed, True
+        is_first, self._has_checked_growth = not self._has_checked_growth, True
         if quiet and is_first and self.remaining > 0:
             before = {save.path: save.seen for save in quiet}
             self.clock.sleep(min(MOMENTS, self.remaining))
             self.writing.update(save.path for save in quiet if _state(save) != before[save.path])
         return [
-            replace(save, why=f"{save.why}, and it changes") for save in quiet if save.path in self.writing
+            replace(save, why=f"{save.why}, and is changing") for save in quiet if save.path in self.writing
         ]
 
     def changed_meanwhile(self, unsettled: Iterable[UnfinishedSave]) -> list[UnfinishedSave]:
@@ -230,6 +233,7 @@ class Watch:
         """Return whether a readable save has not changed for a moment."""
         if not save.is_whole:
             return False
+        # Measured by this computer's clock from look to look: times of files are by a server's clock.
         now = self.clock.monotonic()
         state = _state(save)
         before, since = self._since.get(save.path, (save.seen, self.clock.monotonic()))
@@ -243,7 +247,7 @@ class Watch:
 def _state(save: UnfinishedSave) -> State:
     try:
         return contents(save.directory, save.members).files
-    except OSError:  # a part of it has gone
+    except OSError:  # a part of it was removed
         return None
 
 
@@ -253,7 +257,7 @@ def _names_around(unsettled: Iterable[UnfinishedSave]) -> frozenset[str]:
     for directory in {save.directory for save in unsettled}:
         try:
             paths.update(os.path.join(directory, name) for name in fs.listdir(directory))
-        except OSError:  # it has gone
+        except OSError:  # removed meanwhile
             continue
     return frozenset(path for path in paths if not os.path.basename(path).startswith(OWN_PREFIX))
 

@@ -6,7 +6,7 @@
         format = "my-format"
         fixtures = sorted(Path("fixtures").glob("*.mine"))
 
-A fixture is a file or a directory, with ``<fixture>.expected.json`` beside it: the values that the framework
+A fixture is a file or a directory, with ``<fixture>.expected.json`` next to it: the values that the framework
 which wrote it reports. ``write_truth`` writes it from arrays. Its keys are ``format``, ``variant``,
 ``tensors`` (``path``, ``dtype``, ``shape``, ``sha256`` of the elements in C order, little-endian), and if
 known ``values``, ``training``, ``parameters``, ``granularity`` and ``ties``.

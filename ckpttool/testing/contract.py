@@ -42,7 +42,7 @@ from ckpttool.testing.reads import (
     in_little_endian,
     is_inside,
     is_same,
-    lies_inside,
+    is_within,
     no_file_left_open,
     recorded_reads,
 )
@@ -147,7 +147,7 @@ class FormatContract:
             sizes = {file: len(self.content(file)) for file in {read.file for read in reads}}
             at_open = [read for read in reads if read.offset < sizes[read.file] - FOOTER_BYTES]
             for extent in filter(None, (tensor.storage or tensor.extent for tensor in checkpoint.tensors)):
-                assert not [read for read in at_open if lies_inside(read, extent)], f"opening reads {extent}"
+                assert not [read for read in at_open if is_within(read, extent)], f"opening reads {extent}"
 
     def _check_format(self, checkpoint: Checkpoint, truth: Truth) -> None:
         assert (checkpoint.format, checkpoint.variant) == (self.format, truth.get("variant"))
@@ -229,7 +229,7 @@ class FormatContract:
         ends: dict[str, int] = defaultdict(int)
         for span in checkpoint.spans():
             extent = span.extent
-            assert extent.offset >= ends[extent.file], f"{span.where} lies before the span before it"
+            assert extent.offset >= ends[extent.file], f"{span.where} overlaps the span before it"
             assert extent.end <= sizes[extent.file], span.where
             ends[extent.file] = extent.end
 
@@ -263,8 +263,8 @@ class FormatContract:
     def test_conversion(self, path: Path, tmp_path: Path) -> None:
         """Check that a conversion to safetensors, and back with a writer, keeps all values.
 
-        A format may hold what others don't, which is refused with ``UsageError``; an intact fixture is never
-        damaged, nor is one of ``invalid`` converted in silence.
+        Content that the target can't hold is refused with ``UsageError``. An intact fixture never fails as
+        damaged, and one of ``invalid`` is never converted silently.
         """
         expected = expected_digests(read_truth(path))
         converted = self._converted(
@@ -286,6 +286,7 @@ class FormatContract:
             assert os.path.basename(place) in self.invalid
             assert not target.exists()
             return None
+        # Tensors that the framework itself can't read have no expected digest.
         with open_checkpoint(made) as checkpoint:
             digests = {tensor.path: digest(tensor) for tensor in checkpoint.tensors}
         assert digests.items() >= expected.items()
@@ -329,11 +330,12 @@ class FormatContract:
             os.truncate(file, nbytes)
             damage = f"{file.name} cut to {nbytes} of {len(whole)} bytes"
             if is_valid(self._outcome(copy, damage)):
-                assert self._holds(copy, truth), f"{damage} is valid, and holds something else"
+                assert self._holds(copy, truth), f"{damage} is valid, with other tensors"
         file.write_bytes(whole)
 
     def _check_flipped_bits(self, copy: Path, file: Path, offsets: list[int], covered: list[Extent]) -> None:
         """Check that a flipped bit is found if a checksum covers it, and breaks no reader anywhere."""
+        # Seeded, so that a failure can be repeated.
         chance = random.Random(file.name)
         for offset in offsets:
             bit = chance.randrange(8)

@@ -101,6 +101,7 @@ def outcome_of(path: Path | str, damage: str) -> Outcome:
         outcome: Outcome = verify(path, jobs=1)
     except CheckpointError as error:
         outcome = error
+    # A reader of hostile files must never end in another exception, so that callers can catch this one.
     except Exception as error:
         raise AssertionError(f"{damage}: {type(error).__name__}: {error}") from error
     seconds = time.monotonic() - started

@@ -46,7 +46,7 @@ def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Extent]]:
         yield reads
 
 
-def lies_inside(read: Extent, extent: Extent) -> bool:
+def is_within(read: Extent, extent: Extent) -> bool:
     """Return whether a read covers only bytes of an extent, so that no structure around it explains it."""
     is_below = extent.offset <= read.offset and read.end <= extent.end
     return read.nbytes > 0 and read.file == extent.file and is_below

@@ -67,4 +67,4 @@ def digest(tensor: Tensor) -> str:
 
 def refuse(constant: str) -> NoReturn:
     """Fail for NaN and the infinities, which JSON doesn't have."""
-    raise AssertionError(f"{constant} is no JSON")
+    raise AssertionError(f"{constant} is not valid JSON")

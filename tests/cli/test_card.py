@@ -48,7 +48,7 @@ def test_markdown(guide: Path, run: Run) -> None:
     }
     facts = cells(answer.out)
     assert (facts["format"], facts["epoch"], facts["loss"]) == ("pytorch (zip)", "10", "0.02")
-    assert facts["verified"] == "no: only its structure was looked at"
+    assert facts["verified"] == "no: only its structure was read"
     assert facts["data"] == "CIFAR-10"
     assert "> figure 2" in answer.out
     assert hashlib.sha256(guide.read_bytes()).hexdigest() in answer.out
@@ -76,7 +76,7 @@ def test_a_damaged_one_is_called_so(guide: Path, run: Run) -> None:
     data = bytearray(guide.read_bytes())
     data[data.index(b"data/0") + 128] ^= 0x10
     guide.write_bytes(data)
-    assert cells(run("card", guide, "--verify").out)["verified"] == "it is damaged or incomplete"
+    assert cells(run("card", guide, "--verify").out)["verified"] == "damaged or incomplete"
 
 
 def test_a_file_is_replaced_only_if_that_is_said(guide: Path, run: Run, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_a_template_is_for_what_lies_below(run: Run) -> None:
 def test_a_template_is_no_path_even_if_the_file_is_trusted(run: Run) -> None:
     for template in ("../../precious/{epoch}", "/tmp/{epoch}"):
         trusted_config(f"[naming]\ntemplate = '{template}'\n")
-        assert "nothing is moved to another directory" in run("rename", "m").err
+        assert "rename can't move checkpoints to another directory" in run("rename", "m").err
         assert run("watch", "--once").status != 0
     assert len(list(Path("m").glob("model_epoch_*.pth"))) == 3
 

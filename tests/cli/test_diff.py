@@ -294,5 +294,5 @@ def test_picture_needs_matplotlib(work: Path, run: Run, without_matplotlib: None
     assert run("diff", "--plot", "a.svg", "a.pth", "b.pth") == (
         FAILED,
         "",
-        f"ckpttool: error: a.svg: a picture needs matplotlib ({install_command('plot')})\n",
+        f"ckpttool: error: a.svg: plots need matplotlib ({install_command('plot')})\n",
     )

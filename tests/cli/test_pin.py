@@ -92,16 +92,16 @@ def test_entries_that_pin_nothing_are_no_pins(run, series: Path) -> None:
     Path(".ckpttool-pins.toml").write_text(f'pinned = ["{NAME}", "run", ""]\n')
     status, out, err = run("pin", "-l")
     assert (status, out) == (1, f"{NAME}\n")
-    holds = "which is no checkpoint: contains 10 checkpoints, but isn't one itself"
+    holds = "which is not a checkpoint: contains 10 checkpoints, but isn't one itself"
     assert err == (
         f"ckpttool: warning: .ckpttool-pins.toml: pinned has 'run', {holds}\n"
-        "ckpttool: warning: .ckpttool-pins.toml: pinned has '', which is no name\n"
+        "ckpttool: warning: .ckpttool-pins.toml: pinned has '', which is not a name\n"
     )
     document = json.loads(run("pin", "-l", "--json").out)
     assert document["pinned"] == [NAME]
     assert document["void"] == [
         {"file": ".ckpttool-pins.toml", "name": "run", "why": holds},
-        {"file": ".ckpttool-pins.toml", "name": "", "why": "which is no name"},
+        {"file": ".ckpttool-pins.toml", "name": "", "why": "which is not a name"},
     ]
 
 

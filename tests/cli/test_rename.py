@@ -70,7 +70,7 @@ def test_warnings(run, series: Path) -> None:
     answer = run("rename", series, "-t", "{run}-{date:%Y}-x{epoch}y", "-n")
     assert answer.status == 0
     assert "warning: run/model_epoch_8.pth -> model-20" in answer.err
-    assert "its epoch would not be read out of this name" in answer.err
+    assert "its epoch can't be read from this name" in answer.err
     assert run("rename", series, "-t", "{run}-{date:%Y}-x{epoch}y", "-n", "-q") == (0, "", "")
 
 

@@ -239,7 +239,7 @@ def test_a_server_of_mlflow_is_named_without_any(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(MissingPackage) as caught:
         mlflow_client(NAMED)
     assert caught.value.path == "http://***@host"
-    with pytest.raises(UsageError, match="credentials would be shown"):
+    with pytest.raises(UsageError, match="credentials are not allowed here"):
         experiment_runs([], f"digits@{NAMED}")
 
 

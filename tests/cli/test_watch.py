@@ -277,7 +277,7 @@ def test_a_destination_that_leads_elsewhere_by_now_is_not_copied_to(
         backup.symlink_to(other)
         land(run_directory, 2)
         assert watched.look(2) == [f"{name(2)} valid", "backup failed"]
-        assert f"it leads to {other} now" in str(watched.events[-1].reason)
+        assert f"it points to {other} now" in str(watched.events[-1].reason)
         assert not any(other.iterdir())
         backup.unlink()
         away.rename(backup)

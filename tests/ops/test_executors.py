@@ -173,7 +173,7 @@ def test_an_address_that_is_none(run: Run, runs: Path, address: str) -> None:
     status, out, err = run("verify", runs, "--executor", address)
     assert (status, out) == (2, "")
     assert err == (
-        f"ckpttool: error: --executor: no address of a scheduler: {address!r} (such as dask://10.0.0.1:8786)\n"
+        f"ckpttool: error: --executor: not a scheduler address: {address!r} (such as dask://10.0.0.1:8786)\n"
     )
 
 

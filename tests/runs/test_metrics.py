@@ -96,8 +96,8 @@ def test_keras_counts_epochs_from_0_in_logs_and_from_1_in_names(files: Path) -> 
         metrics_in(run, str(path))
     assert str(refused.value) == (
         f"{path}: it has epochs 0 to 3, the checkpoints steps 2 to 8 and epochs 1 to 4; "
-        f"it can't be told which epochs are the same "
-        f"(say {path}:epoch+1, or {path}:epoch where equal numbers are)"
+        f"it is unclear which epochs are the same "
+        f"(use {path}:epoch+1, or {path}:epoch if equal numbers are)"
     )
     found, warnings = metrics_in(run, f"{path}:epoch+1")
     assert len(found) == 4 and warnings == []
@@ -159,8 +159,8 @@ def test_epochs_that_are_not_decided_are_told_beside_steps_that_are() -> None:
     found, (warning,) = measured(entries, path)
     assert found == [{"by_step": 0.5}, {"by_step": 0.4}]
     assert warning == (
-        "m.csv: it has epochs 0 to 1, the checkpoints 1 to 2; it can't be told which epochs are the same "
-        "(say m.csv:epoch+1, or m.csv:epoch where equal numbers are)"
+        "m.csv: it has epochs 0 to 1, the checkpoints 1 to 2; it is unclear which epochs are the same "
+        "(use m.csv:epoch+1, or m.csv:epoch if equal numbers are)"
     )
     assert measured(entries, f"{path}:epoch+1")[0] == [{"by_epoch": 0.9}, {"by_epoch": 0.8}]
 
@@ -192,7 +192,7 @@ def test_steps_of_a_log_may_be_epochs() -> None:
     assert measured(entries, "m.csv") == (
         [{}, {}],
         [
-            "m.csv: it has steps 1 to 2, the checkpoints epochs 1 to 2; none of them is in it "
+            "m.csv: it has steps 1 to 2, the checkpoints epochs 1 to 2; none of these match "
             "(if its steps are epochs, say m.csv:epoch)"
         ],
     )
@@ -207,13 +207,13 @@ def test_file_that_is_called_so_is_meant() -> None:
 
 def test_nothing_matches() -> None:
     path = log("m.csv", "step,loss\n1,0.5\n99,0.25\n")
-    told = "m.csv: it has steps 1 to 99, the checkpoints steps 100 to 200; none of them is in it"
+    told = "m.csv: it has steps 1 to 99, the checkpoints steps 100 to 200; none of these match"
     assert measured(["step_100.pt", "step_200.pt"], path) == ([{}, {}], [told])
     log("m.csv", "step,loss\n")
-    assert measured(["step_100.pt"], path) == ([{}], ["m.csv: nothing is in it yet"])
+    assert measured(["step_100.pt"], path) == ([{}], ["m.csv: it is still empty"])
     log("m.csv", "step;loss\n100;3,00\n200;2,50\n")
-    comma = "m.csv: loss is '3,00' in line 2: a number with a comma is not read"
-    told = "m.csv: it has steps 100 to 200, the checkpoints steps 100 to 200; it has no number at any of them"
+    comma = "m.csv: loss is '3,00' in line 2: decimal commas are not supported"
+    told = "m.csv: it has steps 100 to 200, the checkpoints steps 100 to 200; it has no values for them"
     assert measured(["step_100.pt", "step_200.pt"], path) == ([{}, {}], [comma, told])
 
 
@@ -231,7 +231,7 @@ def test_log_counts_more_than_the_checkpoint_and_contradictions_are_told() -> No
     assert [one["val_loss"] for one in found[::2]] == [0.35, 0.125] and math.isnan(found[1]["val_loss"])
     assert found[1]["f1"] == 0.5
     assert warnings == [
-        "m.csv: val_loss of 2 checkpoints is another in the log, which counts: "
+        "m.csv: val_loss of 2 checkpoints differs in the log, which counts: "
         "step_10.pt says 0.25, the log 0.35"
     ]
 
@@ -252,7 +252,7 @@ def test_name_is_looked_for_beside_each_series_and_above() -> None:
     entries = ["a/step_10.pt", "b/ckpt/step_10.pt", "c/step_10.pt"]
     assert measured(entries, "m.csv") == (
         [{"loss": 0.5}, {"loss": 0.25}, {}],
-        ["m.csv: there is none beside the checkpoints in run/c"],
+        ["m.csv: not found next to the checkpoints in run/c"],
     )
     log("run/m.csv", "step,loss\n10,0.75\n")
     found, warnings = measured(entries, "m.csv")
@@ -266,13 +266,13 @@ def test_name_is_looked_for_beside_each_series_and_above() -> None:
 def test_logs_that_are_missing_are_counted() -> None:
     log("run/a/m.csv", "step,loss\n10,0.5\n")
     entries = [f"{name}/step_10.pt" for name in "abcd"]
-    told = "m.csv: there is none beside the checkpoints in run/b and 2 other directories"
+    told = "m.csv: not found next to the checkpoints in run/b and 2 other directories"
     assert measured(entries, "m.csv")[1] == [told]
     assert measured(entries[:3], "m.csv")[1] == [told.replace("2 other directories", "1 other directory")]
 
 
 def test_log_that_is_nowhere() -> None:
-    told = "m.csv: no such file or directory, neither here nor beside the checkpoints nor above them"
+    told = "m.csv: no such file or directory: not here, next to the checkpoints or above them"
     for given in ("m.csv", "m.csv:epoch+1"):
         with pytest.raises(NotFound) as failure:
             measured(["step_10.pt"], given)
@@ -307,7 +307,7 @@ def test_rounded_in_the_name_or_another_inside(
     here: Path, name: str, inside: float, is_another: bool
 ) -> None:
     save(here / name, metrics={"val_loss": inside})
-    what = "val_loss of 1 checkpoint is another inside than in the name, and what is inside counts"
+    what = "val_loss of 1 checkpoint differs between content and name, and the content counts"
     assert warnings_in(here) == [f"{what}: {name} has {inside:.6g} inside"] * is_another
 
 
@@ -315,5 +315,5 @@ def test_several_are_told_once(here: Path) -> None:
     for number in (1, 2, 3):
         save(here / f"epoch_{number}_loss_0.{number}.pt", loss=0.01)
     (told,) = warnings_in(here)
-    assert told.startswith("loss of 3 checkpoints is another inside")
+    assert told.startswith("loss of 3 checkpoints differs between content and name")
     assert told.endswith("epoch_1_loss_0.1.pt has 0.01 inside")

@@ -270,7 +270,7 @@ def test_the_tracker_of_megatron_and_verl_protects_all_ranks(tmp_path: Path, for
     assert removed_names(planned(run)) == [form.format(100)]
     done = rename(RenameRequest(directory=str(run), template="step_{step}"))
     assert not done.renames
-    assert all("by this name alone" in one.message for one in done.planned.plan.left)
+    assert all("finds only" in one.message for one in done.planned.plan.kept)
 
 
 def test_what_passes_a_part_of_it_over_keeps_all_of_it(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ def test_the_directory_gets_another_name_and_nothing_in_it(tmp_path: Path) -> No
 def test_a_name_by_which_it_would_be_no_save_is_refused(tmp_path: Path) -> None:
     run = saved(tmp_path / "run", (1, 2), PAIR)
     done = rename(RenameRequest(directory=str(run), template="exp1-{step}"))
-    assert all("which doesn't say that it holds one save" in one.message for one in done.planned.plan.refused)
+    assert all("which isn't recognised as a single save" in one.message for one in done.planned.plan.refused)
     assert len(done.planned.plan.refused) == 2
     assert _names(run) == {f"step_{step}/{name}" for step in (1, 2) for name in PAIR}
 

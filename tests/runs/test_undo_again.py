@@ -55,7 +55,7 @@ def test_pointers_alone_are_not_taken_back(tree: Path) -> None:
     assert (done.restored, done.pointers, len(done.problems)) == ((), (), 1)
     assert f"{tree / 'a'} (undo without --no-recursive restores both)" in done.problems[0].message
     assert os.readlink(tree / "cur.pth") == "a/model-e0008.pth"
-    assert "the next undo takes the command before" in done.warnings[0]
+    assert "the next undo reverts the command before" in done.warnings[0]
     assert undo(str(tree), recursive=False).identity == aside
 
 

@@ -53,7 +53,7 @@ def held_by_another(directory: Path) -> AbstractContextManager[None]:
 
 def wait_for_the_lock(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Let a pin wait so long while another command changes the directory."""
-    patch.setattr(pins, "PATIENCE", seconds)
+    patch.setattr(pins, "LOCK_TIMEOUT", seconds)
 
 
 def recover(directory: Path) -> Recovery:

@@ -17,7 +17,7 @@ from ckpttool.cli.render.text_inspect import inspect_text
 from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
 from ckpttool.core.result import dumps
 from ckpttool.core.text import printable
-from ckpttool.integrations.matplotlib import Numbers
+from ckpttool.integrations.matplotlib import NumberTable
 from ckpttool.ops.drift import Drift
 from ckpttool.ops.inspect import SCHEMA
 from ckpttool.ops.verdict import verify_document
@@ -116,14 +116,14 @@ class Drawn:
 
     title: str = ""
     drawings: list[Any] = field(default_factory=list)
-    numbers: Numbers = field(default_factory=lambda: Numbers([], []))
+    numbers: NumberTable = field(default_factory=lambda: NumberTable([], []))
 
 
 def draw_nothing(patch: pytest.MonkeyPatch) -> Drawn:
     """Have pictures not drawn; return what is told, each time, of what would have been in them."""
     drawn = Drawn()
 
-    def picture(kind: str, title: str, drawings: list[Any], numbers: Numbers | None = None) -> bytes:
+    def picture(kind: str, title: str, drawings: list[Any], numbers: NumberTable | None = None) -> bytes:
         drawn.title, drawn.drawings, drawn.numbers = title, drawings, numbers
         return b"drawn"
 

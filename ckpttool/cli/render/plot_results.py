@@ -20,7 +20,16 @@ from ckpttool.cli.render.text_diff import (
 from ckpttool.cli.render.text_list import ListStyle, metric_of, shown_metrics
 from ckpttool.core.tensor import Role
 from ckpttool.core.text import counted, file_size, number
-from ckpttool.integrations.matplotlib import Bars, Drawing, Heat, Lines, Numbers, Run, RunsPanel, picture
+from ckpttool.integrations.matplotlib import (
+    Bars,
+    Drawing,
+    HeatMap,
+    Lines,
+    NumberTable,
+    RunLine,
+    RunsPanel,
+    picture,
+)
 from ckpttool.ops.difference import Change, Difference
 from ckpttool.ops.drift import Drift
 from ckpttool.runs.listing import ListedSeries, Listing, total_bytes
@@ -39,7 +48,7 @@ def difference_picture(kind: str, difference: Difference) -> bytes:
     moved = _relative_changes(difference.changed)
     drawing = _module_map(moved) if moved else Bars(_TITLE, ["no values changed"], [None])
     headings, rows = change_cells(difference.changed)
-    return picture(kind, summary_line(difference), [drawing], Numbers(headings, rows))
+    return picture(kind, summary_line(difference), [drawing], NumberTable(headings, rows))
 
 
 def drift_picture(kind: str, drift: Drift) -> bytes:
@@ -52,7 +61,7 @@ def drift_picture(kind: str, drift: Drift) -> bytes:
     if rows:
         columns = [_largest((row_of[name], value) for name, value in one.items()) for one in moved]
         values = [[column.get(row) for column in columns] for row in rows]
-        drawings.append(Heat(_TITLE, rows, names[1:], values, is_logarithmic=True, first_column=1))
+        drawings.append(HeatMap(_TITLE, rows, names[1:], values, is_logarithmic=True, first_column=1))
     series: dict[str, Sequence[float | None]] = {
         "loss": [point.loss for point in drift.points],
         "norm of the weights": [point.norm for point in drift.points],
@@ -64,7 +73,9 @@ def drift_picture(kind: str, drift: Drift) -> bytes:
         if set(values) != {None}
     ]
     paths = short_names(drift)
-    return picture(kind, f"{paths[0]} → {paths[-1]}", drawings, Numbers(DRIFT_HEADINGS, drift_cells(drift)))
+    return picture(
+        kind, f"{paths[0]} → {paths[-1]}", drawings, NumberTable(DRIFT_HEADINGS, drift_cells(drift))
+    )
 
 
 def _relative_changes(changed: Sequence[Change]) -> dict[str, float]:
@@ -75,7 +86,7 @@ def _relative_changes(changed: Sequence[Change]) -> dict[str, float]:
     }
 
 
-def _module_map(moved: Mapping[str, float]) -> Heat:
+def _module_map(moved: Mapping[str, float]) -> HeatMap:
     """Return a map of modules and kinds; rare kinds share a column."""
     kinds = Counter(_kind_of(name) for name in moved)
     columns = [one for one, _ in kinds.most_common(_MOST_KINDS)]
@@ -85,7 +96,7 @@ def _module_map(moved: Mapping[str, float]) -> Heat:
     rows = [*dict.fromkeys(row_of.values())]
     columns += [_OTHERS] if len(kinds) > _MOST_KINDS else []
     values = [[fields.get((row, column)) for column in columns] for row in rows]
-    return Heat(_TITLE, rows, columns, values, is_logarithmic=True)
+    return HeatMap(_TITLE, rows, columns, values, is_logarithmic=True)
 
 
 def _kind_of(name: str) -> str:
@@ -172,11 +183,11 @@ def _metric_to_draw(series: Sequence[ListedSeries], best: str | None) -> str | N
     return max(counts, key=counts.__getitem__) if any(counts.values()) else None
 
 
-def _run(name: str, series: ListedSeries, axis: str, metric: str) -> Run:
+def _run(name: str, series: ListedSeries, axis: str, metric: str) -> RunLine:
     positions = _counts(series, axis) or [float(at) for at in range(1, len(series.checkpoints) + 1)]
     placed = sorted(zip(positions, series.checkpoints, strict=True), key=lambda one: one[0])
     points = [(x, y, row) for x, row in placed if (y := _finite(metric_of(row, metric))) is not None]
-    return Run(name, points, [x for x, row in placed if row.entry.fault is not None])
+    return RunLine(name, points, [x for x, row in placed if row.entry.fault is not None])
 
 
 def _counts(series: ListedSeries, axis: str) -> list[float] | None:

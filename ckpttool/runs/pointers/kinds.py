@@ -160,6 +160,8 @@ class Pointers:
             is_note,
             errors=errors,
         )
+        # ``prune`` asks for protections once more after looking into checkpoints. Only kinds that depend on
+        # the faults found there are searched again.
         self._files = _found_in_files(self._search)
         self._found = {
             kind: _found(kind, self._search) for kind in searched_kinds() if not kind.depends_on_faults
@@ -184,6 +186,8 @@ def _found(kind: SearchedKind, search: Search) -> PointerProtections:
 def _found_in_files(search: Search) -> PointerProtections:
     """Return the protections by files of programs, and of checkpoints that are being written."""
     found = PointerProtections()
+    # An error of one pointer or directory leaves alone the series that it could mean, and the search goes on.
+    # An error that no inner handler takes, such as one of a symlink's path, leaves alone all series.
     with reporting(search.unread(found)):
         for directory in sorted({search.root, *search.series.by_directory}):
             unread = search.unread(found, partial(search.series.below, directory))
@@ -212,10 +216,10 @@ def _protect_being_written(
         for known in (name, final, *stems[final]):
             entry = index.by_name.get((directory, known))
             if entry is not None:
-                found.protect(entry, _being_written(names[name]))
+                found.protect(entry, _being_written_reason(names[name]))
 
 
-def _being_written(temporary: os.DirEntry[str]) -> str:
+def _being_written_reason(temporary: os.DirEntry[str]) -> str:
     """Return the reason, with the file's age if its writer was probably killed."""
     try:
         seconds = time.time() - temporary.stat(follow_symlinks=False).st_mtime
@@ -228,12 +232,12 @@ def _being_written(temporary: os.DirEntry[str]) -> str:
     return Reason(Code.BEING_WRITTEN, f"{BEING_WRITTEN} ({temporary.name}, {age} old)")
 
 
-def unseen_above(root: str, snapshot: Snapshot) -> Iterator[str]:
-    """Yield a warning if the parent directory can't be listed, so that texts and links in it aren't read."""
+def unreadable_parent_warnings(root: str, snapshot: Snapshot) -> Iterator[str]:
+    """Yield a warning if the parent directory can't be listed, so that notes and links in it aren't read."""
     above = fs.dirname(snapshot.realpath(root))
     try:
         snapshot.names(above)
         return
     except OSError as error:
         reason = from_os_error(error, above).reason
-        yield f"{shown(root)}: texts above it that name a checkpoint can't be looked for: {reason}: {above}"
+        yield f"{shown(root)}: can't search the parent directory for names of checkpoints: {above}: {reason}"

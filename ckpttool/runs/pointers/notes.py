@@ -27,7 +27,7 @@ from ckpttool.runs.pointers.search import (
     Search,
     SearchedKind,
     exists,
-    is_ours,
+    is_internal,
     names_in,
     path_parts,
     read_small,
@@ -45,11 +45,18 @@ _MARKS = {
 
 
 _RAY_RESULT = "result.json"
-"""Metrics of each report of a Ray trial; they are read elsewhere."""
+"""Metrics of each report of a Ray trial, which ``runs/logs.py`` reads."""
 
 
-class Silent(NamedTuple):
-    """Kind of texts that name checkpoints without protecting them, by their names or their first line."""
+class IgnoredTexts(NamedTuple):
+    """Kind of texts that name checkpoints without protecting them.
+
+    Attributes:
+        what: Description in the reference of ``prune``.
+        why: Reason, in the same table.
+        names: Pattern of file names.
+        start: First characters of such a text, whatever its name; None if only the name counts.
+    """
 
     what: str
     why: str
@@ -57,10 +64,10 @@ class Silent(NamedTuple):
     start: str | None = None
 
 
-SILENT = (
-    Silent(
+IGNORED_TEXTS = (
+    IgnoredTexts(
         "logs and outputs of jobs, such as `train.log`, `log.txt`, `stdout`, `job.o1234`",
-        "they name what was written",
+        "they name files that were written",
         re.compile(
             r"(?:.*[._-])?(?:logs?|nohup|stdout|stderr)(?:\.txt|\.\d+)*"
             r"|(?:out|output|err|errors?|console|terminal)(?:\.txt)?"
@@ -68,18 +75,18 @@ SILENT = (
             re.IGNORECASE | re.DOTALL,
         ),
     ),
-    Silent(
+    IgnoredTexts(
         "source code",
-        "it names what it reads and writes",
+        "it names the files that it reads and writes",
         re.compile(
             r".*\.(?:pyi?|ipynb|pyx|c|cc|cpp|cu|h|hpp|java|js|ts|go|rs|jl|r|m|scala|swift|kt|lua)",
             re.IGNORECASE | re.DOTALL,
         ),
     ),
-    Silent("lists of digests", "they name all files", DigestList.NAMES),
-    Silent(
+    IgnoredTexts("lists of digests", "they name all files", DigestList.NAMES),
+    IgnoredTexts(
         "scripts, such as `eval.sh`, and files that begin with `#!`",
-        "they name what they read and write",
+        "they name the files that they read and write",
         re.compile(
             r".*\.(?:sh|bash|zsh|fish|ksh|csh|bat|cmd|ps1|pl|rb|awk|sed|sbatch|slurm|sl|pbs|lsf|qsub|job|mk|cmake)"
             r"|(?:gnu)?makefile|(?:docker|container|snake|just|rake)file",
@@ -91,6 +98,9 @@ SILENT = (
 """Kinds of texts without protection; the reference of ``prune`` has the same table."""
 
 
+# A redirected output (``ckpttool prune --dry-run > plan.txt``) names every checkpoint of a run, and would
+# protect all of them from the next ``prune``. Lines are matched one by one, as such output may be appended to
+# a user's notes. That of ``latest`` names a single choice, as a note does, and protects it.
 _OWN = re.compile(
     r"""^(?:.*"schema":[ ]?"ckpttool\.(?!latest/)          # --json
     |.*(?:<testsuites[ ]name="ckpttool|"driver":[ ]\{"name":[ ]"ckpttool")
@@ -105,34 +115,15 @@ _OWN = re.compile(
 
 
 _QUOTED = re.compile(r"\"([^\"\n]+)\"|'([^'\n]+)'")
-
-
 _WORD = re.compile(r"[^\s\"'`,;|<>(){}\[\]]+")
-
-
-_AFTER = re.compile(r"[:=]")
-
-
-_END = ".!?:,;"
-
-
+_KEY_END = re.compile(r"[:=]")
+_PUNCTUATION = ".!?:,;"
 _QUOTES = "\"'`"
-
-
 _EMPHASIS = "*_~"
-
-
 _STRING = re.compile(r"\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'")
-
-
 _LINE = re.compile(r"(?P<mark>\s*(?:[-*]\s+)?)(?P<value>.*?)(?P<end>,?(?:\s+#.*)?\s*)")
-
-
 _KEYED = re.compile(r"[^:=]*[:=]\s*")
-
-
 _BOM = "\ufeff"
-
 
 _MOST_PARTS = 64
 """Limit on the components of a path in a text."""
@@ -202,7 +193,7 @@ class Mentions:
                 return [entry]
         parts = parts[: len(parts) - parts[::-1].index(known)]  # it may be a directory with a file in it
         if len(parts) > 1 and any(self._is_directory(os.path.join(base, *parts[:-1])) for base in bases):
-            return []  # it is gone from there
+            return []  # its directory exists, so the checkpoint was removed from it
         # Its tree was moved: the checkpoint with the same end of the path is meant, directories included.
         for start in range(len(parts) - 1):
             for base in bases:
@@ -266,12 +257,12 @@ def _has_digit(text: str) -> bool:
 
 def may_protect(name: str) -> bool:
     """Return whether a note of this name may protect checkpoints."""
-    return not any(one.names.fullmatch(name) for one in SILENT)
+    return not any(one.names.fullmatch(name) for one in IGNORED_TEXTS)
 
 
 def protecting_text(text: str) -> str:
     """Return the part of a note that protects checkpoints: no script, no output of ckpttool."""
-    if any(one.start is not None and text.startswith(one.start) for one in SILENT):
+    if any(one.start is not None and text.startswith(one.start) for one in IGNORED_TEXTS):
         return ""
     return _OWN.sub("", text)
 
@@ -283,7 +274,7 @@ def read_note(file: os.DirEntry[str], snapshot: Snapshot, on_error: OnError) -> 
             return None
         data = read_small(file.path, MAX_POINTER, snapshot)
     except OSError as error:
-        if not fs.is_absence(error):  # else it has just gone
+        if not fs.is_absence(error):  # else it was removed since it was listed
             on_error(from_os_error(error, file.path))
         return None
     except CheckpointError as error:
@@ -306,7 +297,7 @@ def note_lines(text: str) -> Iterator[str]:
     """Yield lines, and the values after a colon or an equals sign in them; without quotes."""
     for line in text.splitlines():
         bare = line.strip()
-        for value in (bare, _AFTER.split(bare, maxsplit=1)[-1].strip()):
+        for value in (bare, _KEY_END.split(bare, maxsplit=1)[-1].strip()):
             if value.strip(_QUOTES):
                 yield value.rstrip(",").strip(_QUOTES)
             if plain := _without_emphasis(value):
@@ -320,8 +311,8 @@ def note_words(text: str) -> Iterator[str]:
     yield from _unescaped(text)
     for word in _WORD.findall(text):
         yield word
-        yield word.rstrip(_END)
-        yield from _AFTER.split(word)[1:]
+        yield word.rstrip(_PUNCTUATION)
+        yield from _KEY_END.split(word)[1:]
         yield _without_emphasis(word)
 
 
@@ -337,7 +328,7 @@ def _unescaped(text: str) -> Iterator[str]:
 
 def _without_emphasis(text: str) -> str:
     """Return a text without Markdown's emphasis, as in ``**name**`` or ``_name_``."""
-    return text.rstrip(_END).strip(_EMPHASIS).strip(_QUOTES).rstrip(_END)
+    return text.rstrip(_PUNCTUATION).strip(_EMPHASIS).strip(_QUOTES).rstrip(_PUNCTUATION)
 
 
 # Kinds ----------------------------------------------------------------------------------------------
@@ -373,7 +364,7 @@ class Note(TextKind):
     def matches(self, name: str) -> bool:
         if name == _RAY_RESULT or name.lower().endswith(SIDECARS):
             return False
-        return not any(one.names.fullmatch(name) for one in SILENT if one.start is None)
+        return not any(one.names.fullmatch(name) for one in IGNORED_TEXTS if one.start is None)
 
     def names(self, text: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note_words(text)))
@@ -416,6 +407,9 @@ class JsonNote(DataNote):
         reworded = "\n".join(_reworded_line(line, new, is_json=True) for line in text.split("\n"))
         if reworded == text:
             return text
+        # Strings are found by a pattern, line by line, so that layout and comments are preserved. A pattern
+        # can be misled, for example by an apostrophe outside a string: plain JSON is parsed again and
+        # compared with the document in which every string was replaced.
         try:
             old = json.loads(text)
         except (ValueError, RecursionError):  # JSON with comments, perhaps
@@ -441,6 +435,7 @@ def _reworded_line(line: str, new: Renamer, *, is_json: bool) -> str:
             if begin < end and (name := new(line[begin:end])) is not None:
                 spans.append((begin, end, name))
                 break
+    # From the end, so that the positions of earlier spans stay valid.
     for start, end, name in sorted(spans, reverse=True):
         if name is not None:
             line = line[:start] + name + line[end:]
@@ -481,9 +476,10 @@ def directories_below(
         names = names_in(parent, index.snapshot, on_error)
         if parent != directory and (os.path.dirname(parent), os.path.basename(parent)) not in index.by_name:
             yield parent, names
+        # The files of a checkpoint that is a directory are no notes, unless other checkpoints are in it, too.
         below = []
         for name, entry in sorted(names.items()):
             is_open = (parent, name) not in index.by_name or index.holds_others(entry.path)
-            if is_open and entry.is_dir(follow_symlinks=False) and not is_ours(name):
+            if is_open and entry.is_dir(follow_symlinks=False) and not is_internal(name):
                 below.append(entry.path)
         pending += reversed(below)

@@ -34,9 +34,10 @@ from ckpttool.transaction.state_dir import state_dir_of, user_name
 TABLE = "about"
 NOTE, UNTIL = "note", "until"
 _FACT = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}", re.ASCII)
-_LONGEST = 10_000
+_MAX_FACT_CHARS = 10_000
 _HEADING = re.compile(r"^[ \t]*\[.*\][ \t]*(?:#.*)?\r?$", re.MULTILINE)
 """A line that may begin a table."""
+_CHANGED = "it was changed by another process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,10 @@ def _remark_of(table: Mapping[str, object]) -> Remark:
     note, day, faults = table.get(NOTE), table.get(UNTIL), list[str]()
     if note is not None and not isinstance(note, str):
         note = None
-        faults.append(f"{NOTE} is no text")
+        faults.append(f"{NOTE} is not a string")
     until = _day(day)
     if day is not None and until is None:
-        faults.append(f"{UNTIL} is no date; it protects")
+        faults.append(f"{UNTIL} is not a date; the pin doesn't expire")
     facts = {
         key: str(one)
         for key, one in table.items()
@@ -124,9 +125,9 @@ def parse_until(text: str) -> date:
         try:
             until = date.fromtimestamp(time.time() + seconds(text))
         except (UsageError, OverflowError, ValueError, OSError) as error:
-            raise UsageError(f"--until {text}: no date (such as 2027-01-01 or 90d)") from error
+            raise UsageError(f"--until {text}: not a date (such as 2027-01-01 or 90d)") from error
     if until < today:
-        raise UsageError(f"--until {text}: that day has gone")
+        raise UsageError(f"--until {text}: that day is in the past")
     return until
 
 
@@ -139,8 +140,8 @@ def parse_facts(texts: Mapping[str, str]) -> dict[str, str | None]:
     for key, text in texts.items():
         if _FACT.fullmatch(key) is None or key in (NOTE, UNTIL):
             raise UsageError(f"--set {key}: expected a plain word, such as data, license or seed")
-        if len(text) > _LONGEST:
-            raise UsageError(f"--set {key}: longer than {_LONGEST:,} characters")
+        if len(text) > _MAX_FACT_CHARS:
+            raise UsageError(f"--set {key}: longer than {_MAX_FACT_CHARS:,} characters")
     return {key: text or None for key, text in texts.items()}
 
 
@@ -160,30 +161,31 @@ def with_remark(text: str, name: str, remark: Remark) -> str:
     """Return the text of a list with a new remark on a checkpoint, and no other change.
 
     Raises:
-        ValueError: It can't be changed in its place.
+        ValueError: It can't be edited in place.
     """
     tables = parse_toml(text)
     about = tables.pop(TABLE, {})
     if not isinstance(about, Mapping) or not _is_of_single_values(about.get(name, {})):
-        raise ValueError(f"[{TABLE}] holds more than single values")
+        raise ValueError(f"[{TABLE}] contains lists or nested tables")
     others = {key: value for key, value in about.items() if key != name}
     newline = "\r\n" if "\r\n" in text else "\n"
-    before, own, behind = _split_at_table(text, name)
+    before, own, after = _split_at_table(text, name)
     lines = [line.strip() for line in own.splitlines() if line.lstrip().startswith("#")]
     if not remark.is_empty or lines:
         lines = [f"[{TABLE}.{quote(name)}]", *lines]
         lines += [f"{NOTE} = {quote(remark.note)}"] if remark.note is not None else []
         lines += [f"{UNTIL} = {remark.until.isoformat()}"] if remark.until is not None else []
         lines += [f"{key} = {as_toml(value)}" for key, value in remark.facts.items()]
-    parts = (before, behind, newline.join(lines))
+    # The table moves to the end of the list, with the comments in it.
+    parts = (before, after, newline.join(lines))
     text = newline.join(part.rstrip("\r\n") + newline for part in parts if part.strip())
     # The table was found by matching lines, which a multi-line string could mislead. So the new text is
     # parsed, and must differ from the old one in this remark alone.
     now = parse_toml(text)
-    left = {key: value for key, value in now.pop(TABLE, {}).items() if key != name}
-    is_said = remarks_in(text).get(name, NOTHING) == replace(remark, fault=None)
-    if now != tables or left != others or not is_said:
-        raise ValueError(f"[{TABLE}] is written in a way that can't be changed in its place")
+    other_remarks = {key: value for key, value in now.pop(TABLE, {}).items() if key != name}
+    is_written = remarks_in(text).get(name, NOTHING) == replace(remark, fault=None)
+    if now != tables or other_remarks != others or not is_written:
+        raise ValueError(f"[{TABLE}] is written in a way that can't be edited in place")
     return text
 
 
@@ -210,6 +212,7 @@ def rename_remarks(text: str, renamed: Mapping[str, str]) -> str:
     """Return the text of a list with the remarks of renamed checkpoints under their new names."""
     known = remarks_in(text)
     moving = {old: known[old] for old in renamed if old in known}
+    # All old remarks are removed before a new one is written: names may be swapped.
     for old in moving:
         text = with_remark(text, old, NOTHING)
     for old, remark in moving.items():
@@ -225,11 +228,11 @@ def fault_text(file: str, name: str, remark: Remark) -> str:
 KEY = "pinned"
 
 
-_WILD = re.compile(r"[*?]|\[.+\]")
+_GLOB = re.compile(r"[*?]|\[.+\]")
 
 
-class _NoText(ValueError):
-    """A file that can't be a list of pins: no regular file, or too long."""
+class _NotAList(ValueError):
+    """A file that can't be a list of pins: not a regular file, or too long."""
 
 
 class Pin(NamedTuple):
@@ -248,7 +251,7 @@ class Pin(NamedTuple):
     remark: Remark = NOTHING
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Return whether the pinned path exists."""
         return fs.exists(self.path) or fs.exists(f"{self.path}{INDEX}")
 
@@ -278,15 +281,17 @@ def pinned_names(text: str) -> list[str]:
     """
     tables = parse_toml(text)
     if (place := _misplaced_key(tables)) is not None:
-        raise ValueError(f"{place} means nothing; {KEY} is what pins, above all tables")
+        raise ValueError(f"{place} has no effect; pins belong in {KEY}, before all tables")
     names = tables.get(KEY, [])
     if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
-        raise ValueError(f"{KEY} is no list of names")
+        raise ValueError(f"{KEY} is not a list of names")
     return names
 
 
 def _misplaced_key(tables: Mapping[str, object]) -> str | None:
     """Return a key that was meant to pin: misspelt, or below a table."""
+    # A list without the key pins nothing, so a typing mistake would let ``prune`` remove checkpoints that
+    # their user believes to be pinned.
     for key in tables:
         if key != KEY and (key.lower().startswith("pin") or closest(key, [KEY])):
             return key
@@ -346,7 +351,7 @@ class PinList(TextKind, SearchedKind):
 
 def unreadable(file: str, error: Exception) -> DamagedCheckpoint:
     """Return the error that says that a list of pins can't be read, or changed."""
-    expected = None if isinstance(error, _NoText) else 'pinned = ["name", …]'
+    expected = None if isinstance(error, _NotAList) else 'pinned = ["name", …]'
     return DamagedCheckpoint(shown(file), f"the pins can't be read: {error}", expected=expected)
 
 
@@ -362,7 +367,7 @@ def _list_text(file: str, snapshot: Snapshot) -> str:
     """Return the text of a list of pins.
 
     Raises:
-        ValueError: It is no text, or can't be a list; the text says why.
+        ValueError: It isn't text, or can't be a list.
         CheckpointError: It can't be read.
     """
     if not snapshot.lexists(file):
@@ -374,11 +379,11 @@ def _list_text(file: str, snapshot: Snapshot) -> str:
             raise from_os_error(error, file) from error
         return ""
     except NotRegular as error:
-        raise _NoText("it is no regular file") from error
+        raise _NotAList("not a regular file") from error
     except OSError as error:
         raise from_os_error(error, file) from error
     if len(content) > MAX_STATE:
-        raise _NoText("no list of names is so long")
+        raise _NotAList(f"longer than {MAX_STATE:,} bytes")
     return content.decode()
 
 
@@ -400,7 +405,7 @@ def write_list(file: str, before: str, text: str) -> None:
         before: Its text when it was read, which must still be the same: in a store there is no lock.
         text: Its new text.
     """
-    says_nothing = "".join(text.split()) in ("", f"{KEY}=[]")
+    is_empty = "".join(text.split()) in ("", f"{KEY}=[]")
     _require_trusted_link(file)
     target = fs.realpath(file)
     place = fs.place_of(target)
@@ -408,13 +413,13 @@ def write_list(file: str, before: str, text: str) -> None:
     try:
         expected = fs.stat(target) if fs.lexists(target) else None
         if read_list(file) != before:
-            raise AccessDenied(shown(file), "it was changed meanwhile; no pin was changed")
-        if not says_nothing:
+            raise AccessDenied(shown(file), f"{_CHANGED}; no pin was changed")
+        if not is_empty:
             place.write(target, text.encode(), expected)
         elif expected is not None:
             place.remove(target, expected)
     except OSError as error:
-        reason = "it was changed meanwhile" if fs.is_change(error) else from_os_error(error, file).reason
+        reason = _CHANGED if fs.is_change(error) else from_os_error(error, file).reason
         raise AccessDenied(shown(file), f"{reason}; no pin was changed") from error
     finally:
         place.refresh(target)
@@ -422,13 +427,15 @@ def write_list(file: str, before: str, text: str) -> None:
 
 def _require_trusted_link(file: str) -> None:
     """Raise AccessDenied if a symlink was made by another user than this one or its target's owner."""
+    # The lists of all directories above are searched, and one of these may be writable by other users. Their
+    # symlink of this name could point to any file of this user, which would be overwritten here.
     if not fs.islink(file) or not hasattr(os, "geteuid"):
         return
     maker = fs.lstat(file).st_uid
     trusted = {os.geteuid(), *((fs.stat(file).st_uid,) if fs.exists(file) else ())}
     if maker not in trusted:
         reason = f"a symlink that another user made, {user_name(maker)}; no pin was changed"
-        raise AccessDenied(shown(file), reason, expected="remove it, or name the pins where it leads")
+        raise AccessDenied(shown(file), reason, expected="remove it, or edit the list that it points to")
 
 
 def list_for(directory: str) -> str:
@@ -462,6 +469,8 @@ def lists_for(directory: str, snapshot: Snapshot | None = None) -> list[str]:
 
 
 def _directories_above(directory: str, snapshot: Snapshot) -> Iterator[str]:
+    # Lists in a home directory cover all of a user's runs, and those above it would be other users'. The
+    # search also ends at the border of a file system, or of a store.
     home = snapshot.realpath(os.path.expanduser("~"))
     parent = fs.dirname(directory)
     while directory not in (home, parent) and _device(directory, snapshot) in (
@@ -508,26 +517,26 @@ def pin_fault(pinned: Pin) -> str | None:
     try:
         resolve_checkpoint(_pin_path(pinned))
     except CheckpointError as error:
-        return f"which is no checkpoint: {error.found}"
+        return f"which is not a checkpoint: {error.found}"
     return None
 
 
 def _name_fault(pinned: Pin, snapshot: Snapshot) -> str | None:
     if not pinned.name.strip() or "\0" in pinned.name:
-        return "which is no name"
+        return "which is not a name"
     directory = snapshot.realpath(os.path.dirname(pinned.file))
     path = _pin_path(pinned)
     above, name = os.path.split(path)
     # The name itself may be a symlink to another directory: the symlink is pinned.
     real = snapshot.realpath(path) if name == os.pardir else os.path.join(snapshot.realpath(above), name)
     if not is_within(fs.normpath(real), directory):
-        return "which is elsewhere: a list is about the checkpoints below it"
+        return "which is outside the directory of the list"
     return None
 
 
 def absence_message(pinned: Pin) -> str:
     """Return the message for a pin whose path doesn't exist."""
-    hint = ": pins are names, not globs" if _WILD.search(pinned.name) else ""
+    hint = ": pins are names, not globs" if _GLOB.search(pinned.name) else ""
     return f"doesn't exist{hint} (ckpttool unpin removes the pin)"
 
 
@@ -546,6 +555,10 @@ def _lists_for_all(root: str, directories: Iterable[str], snapshot: Snapshot) ->
 
 
 def _follow_pin(found: PointerProtections, pinned: Pin, search: Search) -> None:
+    # The checkpoint at the path itself is protected, or else the target of a symlink there, or the checkpoint
+    # around the path. A pin whose path is missing may be misspelt, or its checkpoint was renamed by another
+    # program: the series that its name fits are left alone. If even its directory is missing, that was moved
+    # or removed on purpose: only checkpoints of the same name are protected, and all others may be removed.
     index, series, snapshot = search.index, search.series, search.snapshot
     directory, path = os.path.dirname(pinned.file), _pin_path(pinned)
     if (fault := _name_fault(pinned, snapshot)) is not None:
@@ -562,7 +575,7 @@ def _follow_pin(found: PointerProtections, pinned: Pin, search: Search) -> None:
         dangling = f"{KEY} is {pinned.name}, which {absence_message(pinned)}"
         if snapshot.isdir(beside or os.curdir):
             _leave_alone(found, series.beside(path), pinned.file, dangling)
-        elif _WILD.search(pinned.name):
+        elif _GLOB.search(pinned.name):
             _leave_alone(found, series.like(path, directory), pinned.file, dangling)
         else:
             _protect_namesakes(found, pinned, index, dangling)
@@ -586,7 +599,7 @@ def _protect_namesakes(found: PointerProtections, pinned: Pin, index: Checkpoint
     for path in index.paths.get(name, ()):
         if is_within(path, directory):
             found.protect(index.by_path[path], f"perhaps {KEY}: {pinned.name}", pinned.file)
-    found.warnings.append(f"{shown(pinned.file)}: {dangling}; all below it that is called {name} stays")
+    found.warnings.append(f"{shown(pinned.file)}: {dangling}; kept all checkpoints below it named {name}")
 
 
 def _leave_alone(found: PointerProtections, groups: Iterable[Group], file: str, why: str) -> None:

@@ -50,7 +50,7 @@ from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
 from ckpttool.transaction.paths import bare, shown
 from ckpttool.transaction.recovery import recover_directory
 
-PATIENCE = 10.0
+LOCK_TIMEOUT = 10.0
 """Seconds to wait for a lock that another command holds."""
 _PAUSE = 0.1
 
@@ -87,7 +87,7 @@ def pin_document(
     document: dict[str, Any] = {
         "schema": "ckpttool.pin/1",
         "pinned": [one.path for one in pins],
-        "missing": [one.path for one in pins if not one.is_there],
+        "missing": [one.path for one in pins if not one.exists],
         "changed": [*changed],
     }
     if about := {one.path: one.remark.document() for one in pins if not one.remark.is_empty}:
@@ -110,7 +110,7 @@ def pin(
     Raises:
         CheckpointError: A path names no checkpoint, or a list of pins can't be read or written.
     """
-    said = Remark(note, until)
+    update = Remark(note, until)
 
     def add(file: str, text: str, named: Sequence[CheckpointPlace]) -> tuple[str, list[str]]:
         known = list(pins_in(file, text))
@@ -120,9 +120,9 @@ def pin(
         if new:
             text = changed_text(file, text, added=[_name_in(file, place) for place in new])
         changed = [place.path for place in new]
-        return text, changed if said.is_empty else [place.path for place in named]
+        return text, changed if update.is_empty else [place.path for place in named]
 
-    return _write_lists([*paths], add, said, {})
+    return _write_lists([*paths], add, update, {})
 
 
 def remark(
@@ -133,7 +133,8 @@ def remark(
 ) -> Pinning:
     """Write remarks on checkpoints, without pinning them; an empty note, or a fact of None, is removed.
 
-    Raises what ``pin`` does.
+    Raises:
+        CheckpointError: As for ``pin``.
     """
 
     def keep(file: str, text: str, named: Sequence[CheckpointPlace]) -> tuple[str, list[str]]:
@@ -146,7 +147,7 @@ def remark(
 def _write_lists(
     paths: Sequence[str | os.PathLike[str]],
     change: Callable[[str, str, Sequence[CheckpointPlace]], tuple[str, list[str]]],
-    said: Remark,
+    update: Remark,
     facts: Mapping[str, str | None],
 ) -> Pinning:
     """Change the lists of checkpoints, each locked, and update remarks.
@@ -162,7 +163,7 @@ def _write_lists(
         try:
             quote(place.name)
         except ValueError as error:
-            raise Unsupported(place.path, "its name is no Unicode, and a list of pins is text") from error
+            raise Unsupported(place.path, "its name is not valid Unicode, as a pin must be") from error
     files: dict[str, list[CheckpointPlace]] = defaultdict(list)
     for place in places:
         files[list_for(place.directory)].append(place)
@@ -175,7 +176,7 @@ def _write_lists(
                 known = remarks_in(text)
                 for name in dict.fromkeys(_name_in(file, place) for place in named):
                     old = known.get(name, NOTHING)
-                    if (new := merged(old, said, facts)) != old:
+                    if (new := merged(old, update, facts)) != old:
                         text = with_remark(text, name, new)
             except ValueError as error:
                 raise unreadable(file, error) from error
@@ -231,9 +232,9 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
         # An empty list is removed: a kill may have left its lock, also in the directory above.
         clear_stale(
             {
-                around
+                locked
                 for directory in {os.path.dirname(bare(path)) or os.curdir for path in given}
-                for around in (directory, fs.dirname(fs.realpath(directory)))
+                for locked in (directory, fs.dirname(fs.realpath(directory)))
             }
         )
         return done
@@ -250,19 +251,20 @@ def _unpin(given: Sequence[str]) -> Pinning:
     for file, named in files.items():
         with _lock_all(file, named):
             text = read_list(file)
-            ending = [
+            removed = [
                 (place.path, pinned.name)
                 for pinned in pins_in(file, text)
                 for place in named
                 if _is_pin_of(place, pinned)
             ]
-            if ending:
-                new = changed_text(file, text, renamed={name: None for _, name in ending})
+            if removed:
+                # A note outlives the pin; its last day was that of the pin, and would expire a later one.
+                new = changed_text(file, text, renamed={name: None for _, name in removed})
                 for name, remark in remarks_in(new).items():
-                    if remark.until is not None and any(name == one for _, one in ending):
+                    if remark.until is not None and any(name == one for _, one in removed):
                         new = with_remark(new, name, replace(remark, until=None))
                 write_list(file, text, new)
-            changed += [path for path, _ in ending]
+            changed += [path for path, _ in removed]
     return replace(_pinning(files, places, changed), recovered=recovered)
 
 
@@ -291,11 +293,11 @@ def pins_below(
         except CheckpointError as error:
             on_error(error)
 
-    def tell(error: OSError) -> None:
+    def report(error: OSError) -> None:
         on_error(from_os_error(error, shown(os.fspath(error.filename or root))))
 
     add(lambda: list(pins_above(root)))
-    for parent, names, _ in fs.walk(root, tell):
+    for parent, names, _ in fs.walk(root, report):
         inside = (name for name in names if not name.startswith(OWN_PREFIX) and name != ".git")
         names[:] = sorted(inside, key=natural)
         for name in PIN_LISTS:
@@ -307,6 +309,8 @@ def pins_below(
 
 def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
     """Return a stack that holds the locks of all directories that a list of pins covers."""
+    # ``prune`` locks the directory of a checkpoint, and the list may be in the directory above. Both are
+    # locked, so that neither a removal nor another change of the list happens meanwhile.
     directories = {os.path.dirname(file) or os.curdir, *(one.directory for one in places)}
     with ExitStack() as stack:
         for directory in sorted({fs.realpath(one): one for one in directories}.values()):
@@ -328,7 +332,7 @@ def _recover(paths: Iterable[str]) -> Iterator[str]:
 
 
 def _lock(stack: ExitStack, directory: str) -> None:
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + LOCK_TIMEOUT
     while True:
         try:
             stack.enter_context(lock_directory(directory))
@@ -361,9 +365,9 @@ def _resolve_or_pinned(path: str) -> CheckpointPlace:
     try:
         return resolve_checkpoint(path)
     except CheckpointError:
-        gone = place_of(bare(path))
-        if _lists_pinning(gone):
-            return gone
+        missing = place_of(bare(path))
+        if _lists_pinning(missing):
+            return missing
         raise
 
 

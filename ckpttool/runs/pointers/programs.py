@@ -42,9 +42,9 @@ from ckpttool.runs.pointers.search import (
     SearchedKind,
     exists,
     follow_pointer,
-    is_ours,
+    ignore_error,
+    is_internal,
     names_in,
-    pass_over,
     pointers_of,
     reporting,
 )
@@ -90,6 +90,7 @@ class IterationTracker(TextKind):
     limit = MAX_POINTER
     protects = True
     is_certain = False
+    # Megatron's directory first. Both write the bare number, so the siblings decide which name is meant.
     _FORMS: tuple[Callable[[int], str], ...] = ("iter_{:07d}".format, "global_step_{}".format)
 
     def names(self, text: str) -> tuple[str, ...]:
@@ -103,7 +104,7 @@ class IterationTracker(TextKind):
 
     def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
         if any(new(name) is not None for name in self.names(text)):
-            raise ValueError("it can only hold the number of an iteration")
+            raise ValueError("it can hold only the number of an iteration")
         return text
 
 
@@ -111,7 +112,7 @@ class TrainerState(TextKind):
     """``trainer_state.json`` of the Hugging Face Trainer, with the best checkpoint of the run."""
 
     what = "`trainer_state.json`"
-    fallback = "the Trainer goes on without it"
+    fallback = "the Trainer resumes without it"
     files = ("trainer_state.json",)
     places = FilePlace.BESIDE | FilePlace.INSIDE
     protects = True
@@ -126,11 +127,13 @@ class TrainerState(TextKind):
         return (best,) if isinstance(best, str) and best else ()
 
     def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
+        # The file has the log of the whole run. It is parsed only if its best checkpoint is renamed, or if
+        # the pattern matches several times, as in a text that quotes the key.
         if TRAINER_BEST not in text:
             return text
         found = self._BEST.findall(text)
         if len(found) == 1 and new(json.loads(found[0][1], strict=False)) is None:
-            return text  # without parsing: the file has the whole history of a run
+            return text
         document = _load_object(text)
         best = document.get(TRAINER_BEST)
         renamed = new(best) if isinstance(best, str) and best else None
@@ -157,9 +160,8 @@ class ShardIndex(TextKind):
         each = (one for value in shards for one in (value if isinstance(value, list) else [value]))
         return tuple(dict.fromkeys(one for one in each if isinstance(one, str)))
 
-    # Texts are edited in place, so that their layout stays, and the result is compared with the document that
-    # is wanted. A string replaced elsewhere by accident makes a difference: the document is written anew
-    # then.
+    # Texts are edited in place, so that their layout is preserved, and the result is compared with the wanted
+    # document. A string replaced elsewhere by accident makes a difference: the document is written anew then.
     def reworded(self, text: str, new: Renamer, changes: Changes = NO_CHANGES) -> str:
         document = _load_object(text)
         renamed = {key: _renamed(value, new) for key, value in _object_at(document, "weight_map").items()}
@@ -228,6 +230,7 @@ class DigestList(TextKind):
         if match is None:
             return line
         name, digest = self._name(match), match["digest"]
+        # A digest that was wrong before, as of a file that had already been damaged, isn't made right.
         change = changes.get(os.path.normpath(name))
         if change is not None and digest.lower() == change.before:
             digest = change.after
@@ -313,11 +316,14 @@ class BestInside(SearchedKind):
 
     what = "`best_model_checkpoint` and Lightning's `best_model_path`"
     where = "the newest checkpoint of a series"
-    hint = "a symlink of that name to the best says which it is"
+    hint = "create a symlink of that name to the best checkpoint"
     depends_on_faults = True
 
     def find(self, search: Search, found: PointerProtections) -> None:
-        for error in search.errors:  # an unreadable path may be a newest checkpoint
+        # The newest checkpoint of a series is the one from which a run resumes, and its state names the best
+        # one so far. If it is damaged, a run would resume from the one before it, so that one's state counts.
+        # If it can't be read (permissions, a disk's error), its state may name any checkpoint of the series.
+        for error in search.errors:
             if isinstance(error, AccessDenied):
                 search.unread(found, partial(search.series.below, os.path.dirname(error.path)))(error)
         for group in search.groups:
@@ -373,6 +379,8 @@ class NeededFiles(SearchedKind):
     where = "DIR, two directories above, all below"
 
     def find(self, search: Search, found: PointerProtections) -> None:
+        # Parts in a directory below an index (``shards/model-1.bin``) are not removed with it. That is right
+        # if several checkpoints share them; those of a single one would be left behind, so it is protected.
         index, entries, unread = search.index, search.entries, search.unread(found)
         deeper: dict[str, list[Entry]] = defaultdict(list)
         for entry in entries:
@@ -386,21 +394,18 @@ class NeededFiles(SearchedKind):
                     deeper[search.snapshot.realpath(os.path.join(entry.directory, name))].append(entry)
         for sharers in deeper.values():
             if len(sharers) == 1:
-                found.protect(sharers[0], "has parts elsewhere")
+                found.protect(sharers[0], "has parts in other directories")
         with reporting(unread):
             for place, holder in listed_by_indexes_above(search.root, search.snapshot, unread).items():
                 other = index.enclosing(place)
                 if other is not None:
                     found.protect(other, _part_of(os.path.basename(holder)), holder)
         for entry in entries:
-            if entry.fault is not None and code_of(entry.fault) is Code.UNREADABLE and _is_index(entry):
+            # Without the index of a set of shards, each shard looks like a checkpoint of its own.
+            is_index = isinstance(entry.unit.format, SetFormat) and entry.name.endswith(".json")
+            if is_index and entry.fault is not None and code_of(entry.fault) is Code.UNREADABLE:
                 error = AccessDenied(entry.unit.path, entry.fault)
                 search.unread(found, partial(search.series.below, entry.directory))(error)
-
-
-def _is_index(entry: Entry) -> bool:
-    """Return whether a checkpoint is an index; if it is unreadable, its shards look like checkpoints."""
-    return isinstance(entry.unit.format, SetFormat) and entry.name.endswith(".json")
 
 
 def _part_of(name: str) -> Reason:
@@ -410,7 +415,7 @@ def _part_of(name: str) -> Reason:
 class RegisteredModels(SearchedKind):
     """Models registered in trackers; asking is slow, so only ``prune`` and ``rename`` do."""
 
-    what = "models with a name in MLflow or Weights & Biases"
+    what = "models registered in MLflow or Weights & Biases"
     where = "DIR, all directories above"
 
     def find(self, search: Search, found: PointerProtections) -> None:
@@ -420,7 +425,7 @@ class RegisteredModels(SearchedKind):
             models = list(tracked_models(search.root))
         except CheckpointError as failure:
             for group in search.groups:
-                found.leave_alone(group.key, f"can't tell which models are registered: {failure}")
+                found.leave_alone(group.key, f"can't list the registered models: {failure}")
             return
         if not models:
             return
@@ -443,7 +448,8 @@ def _entries_of(
             yield around
         below = os.path.join(place, "")
         yield from (entry for entry in entries if real[entry.path].startswith(below))
-    if model.identity and model.identity in model.place:  # the store may have been moved since
+    # The store may have been moved since: paths are then compared from the identity on, which they contain.
+    if model.identity and model.identity in model.place:
         tail = _tail(model.place, model.identity)
         yield from (
             entry for entry in entries if _contains_other(_tail(real[entry.path], model.identity), tail)
@@ -464,7 +470,10 @@ def _contains_other(one: str, other: str) -> bool:
 
 
 def _of_same_content(file: tuple[str, int, str], entries: Sequence[Entry]) -> Iterator[Entry]:
-    """Yield the checkpoints with a file of this content; a unique one of its size and name isn't read."""
+    """Yield the checkpoints with a file of this content."""
+    # Hashing takes as long as reading a checkpoint, so a file that alone has the name and the size is taken
+    # to be the model. If several have both, or none has the name, their digests decide; if none is equal, all
+    # files of the name are protected.
     name, nbytes, digest = file
     same = [
         (entry, os.path.join(entry.directory, one.path))
@@ -538,7 +547,7 @@ def _follow_dangling(link: str, target: str, search: Search, found: PointerProte
         found.protect(namesake, f"symlink {os.path.basename(link)}", link)
         return
     for group in search.series.by_name(directory, name):
-        found.leave_alone(group.key, f"{shown(link)}: leads to {target}, which doesn't exist")
+        found.leave_alone(group.key, f"{shown(link)}: symlink to {target}, which doesn't exist")
 
 
 def _is_part_of(link: str, entry: Entry, snapshot: Snapshot) -> bool:
@@ -551,9 +560,9 @@ def _is_part_of(link: str, entry: Entry, snapshot: Snapshot) -> bool:
 def links_near(root: str, snapshot: Snapshot) -> dict[str, str]:
     """Return the targets of symlinks in a tree and in the directory above, by path."""
     above = os.path.dirname(snapshot.realpath(root))
-    beside = (entry.path for entry in names_in(above, snapshot, pass_over).values() if entry.is_symlink())
+    beside = (entry.path for entry in names_in(above, snapshot, ignore_error).values() if entry.is_symlink())
     links = {}
-    for path in (*beside, *_links_below(root, snapshot, pass_over)):
+    for path in (*beside, *_links_below(root, snapshot, ignore_error)):
         try:
             links[path] = snapshot.readlink(path)
         except OSError:  # removed since it was listed
@@ -569,6 +578,6 @@ def _links_below(directory: str, snapshot: Snapshot, on_error: OnError) -> Itera
         for name, entry in sorted(names_in(pending.pop(), snapshot, on_error).items()):
             if entry.is_symlink():
                 yield entry.path
-            elif entry.is_dir(follow_symlinks=False) and not is_ours(name):
+            elif entry.is_dir(follow_symlinks=False) and not is_internal(name):
                 below.append(entry.path)
         pending += reversed(below)

@@ -31,6 +31,9 @@ from ckpttool.transaction.journal import OperationList
 from ckpttool.transaction.paths import is_within, shown
 from ckpttool.transaction.state_dir import state_dirs
 
+# Names of files that are being written: the suffixes of many programs; the parts and the stage of a
+# TensorFlow bundle (``ckpt-2.index.tempstate1234``, ``ckpt-2_temp``); and the stage of the Hugging Face
+# Trainer (``tmp-checkpoint-10``). The final name is in all of them.
 _TEMPORARY = re.compile(
     r"\.?(?P<name>.+?)\.(?:tmp|temp|part|partial|incomplete)(?:[-._][\w-]*)?", re.IGNORECASE
 )
@@ -77,6 +80,8 @@ def pointers_of(kind: TextKind, directory: str, names: Names, snapshot: Snapshot
                 continue
         except OSError as error:  # a circular symlink
             raise from_os_error(error, path) from error
+        # ``surrogateescape`` as in ``os.fsdecode``: a name in the text equals that of a file, whatever bytes
+        # are in it. A file of a certain kind that can't be parsed yields a pointer without a target.
         data = read_small(path, kind.limit, snapshot)
         targets = None
         with suppress(ValueError):
@@ -110,7 +115,7 @@ def raise_error(error: CheckpointError) -> None:
     raise error
 
 
-def pass_over(error: CheckpointError) -> None:
+def ignore_error(error: CheckpointError) -> None:
     """Ignore an error, if the unreadable file can't matter."""
 
 
@@ -130,8 +135,8 @@ def temporary_for(name: str) -> str | None:
     return match["name"] if match else None
 
 
-def is_ours(name: str) -> bool:
-    """Return whether a directory holds no pointers of users: one of ckpttool's own, or of Git."""
+def is_internal(name: str) -> bool:
+    """Return whether a directory belongs to ckpttool or Git, and so holds no pointers of users."""
     return name.startswith(OWN_PREFIX) or name == ".git"
 
 
@@ -182,6 +187,8 @@ def targets_in_run(target: str, directories: Sequence[str], index: CheckpointInd
 
     The target may also be a file inside a checkpoint.
     """
+    # Absolute paths and those of moved runs have other directories, so names are tried from the end of the
+    # path: ``step_5/model.pt`` is found as ``model.pt``, then as ``step_5``, if ``model.pt`` exists in that.
     parts = path_parts(target)
     for level in range(min(len(parts), _MOST_LEVELS)):
         name, below = parts[-1 - level], parts[len(parts) - level :]
@@ -425,7 +432,7 @@ class Search:
     def unread(
         self, found: PointerProtections, groups: Callable[[], Iterable[Group]] | None = None
     ) -> OnError:
-        """Return the handler of unreadable pointers: it leaves alone some series, by default all."""
+        """Return a handler of unreadable pointers that leaves alone some series, by default all."""
 
         def leave_alone(error: CheckpointError) -> None:
             if isinstance(error, NotFound) or self.ignored.matching(error.path):  # removed meanwhile

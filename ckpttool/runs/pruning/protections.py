@@ -371,7 +371,7 @@ def _entry_reasons(entry: Entry, mount_points: Collection[str]) -> Iterator[str]
     if entry.is_link:
         yield "is a symlink"
     if not all(map(is_name, entry.unit.members)):
-        yield "has parts elsewhere"
+        yield "has parts in other directories"
     if entry.contents.crosses or is_mounted(entry.directory, entry.unit.members, mount_points):
         yield HOLDS_MOUNT
 

@@ -66,13 +66,13 @@ RESERVED = frozenset(
 _MEANINGS = (
     (sharded.SHARD, "a shard of a set"),
     (sharded.INDEX, "the index of a set"),
-    (keras_sharded.SHARD, "a shard of Keras's"),
-    (keras_sharded.INDEX, "an index of Keras's"),
-    (tf_prefix.DATA, "a part of TensorFlow's"),
-    (tf_prefix.TEMPORARY, "what TensorFlow is writing"),
-    (tf_prefix.V1_SHARD, "a shard of TensorFlow's"),
-    (tf_prefix.STAGE, "what TensorFlow is writing"),
-    (SERIAL, "a serial of Paddle Fluid"),
+    (keras_sharded.SHARD, "a Keras shard"),
+    (keras_sharded.INDEX, "the index of Keras shards"),
+    (tf_prefix.DATA, "a part of a TensorFlow checkpoint"),
+    (tf_prefix.TEMPORARY, "a file that TensorFlow is writing"),
+    (tf_prefix.V1_SHARD, "a TensorFlow shard"),
+    (tf_prefix.STAGE, "a file that TensorFlow is writing"),
+    (SERIAL, "a Paddle Fluid save"),
     (re.compile(r"checkpoint-\d{1,18}"), "a save of the Hugging Face Trainer"),
 )
 """Names with a meaning for some program, which a new name must not get by accident."""
@@ -124,19 +124,19 @@ class RenamePlan:
     Attributes:
         renamings: Checkpoints with a new name.
         same: Checkpoints that have their name already.
-        left: Checkpoints that keep their name with any template, with reasons.
+        kept: Checkpoints that keep their name with any template, with reasons.
         refused: Checkpoints that can't get a name, with reasons; then nothing is renamed.
     """
 
     renamings: tuple[Renaming, ...] = ()
     same: tuple[Entry, ...] = ()
-    left: tuple[Problem, ...] = ()
+    kept: tuple[Problem, ...] = ()
     refused: tuple[Problem, ...] = ()
 
     @property
     def count(self) -> int:
         """Return the number of checkpoints of the plan."""
-        unnamed = {problem.path for problem in (*self.left, *self.refused)}
+        unnamed = {problem.path for problem in (*self.kept, *self.refused)}
         renamed = {renaming.entry.path for renaming in self.renamings}
         return len(unnamed - renamed) + len(self.renamings) + len(self.same)
 
@@ -144,8 +144,8 @@ class RenamePlan:
 def plan_names(
     entries: Sequence[Entry],
     template: Template,
-    standing: Mapping[str, Collection[str]],
-    left: Mapping[str, str],
+    existing_names: Mapping[str, Collection[str]],
+    kept_names: Mapping[str, str],
     managed: Mapping[str, Collection[str]] | None = None,
 ) -> RenamePlan:
     """Return the plan of new names by a template.
@@ -153,15 +153,15 @@ def plan_names(
     Args:
         entries: The checkpoints.
         template: The template.
-        standing: All names in each directory.
-        left: Why checkpoints keep their names, by path.
+        existing_names: All names in each directory.
+        kept_names: Why checkpoints keep their names, by path.
         managed: Prefixes by which TensorFlow's checkpoint manager numbers its saves, by directory.
     """
     renamings: list[Renaming] = []
     same: list[Entry] = []
     refused: list[Problem] = []
     for entry in entries:
-        if entry.path in left:
+        if entry.path in kept_names:
             continue
         try:
             renaming = make_renaming(entry, template)
@@ -173,13 +173,13 @@ def plan_names(
         if renaming.name == entry.name:
             same.append(entry)
         elif number is not None and fold_name(number["prefix"]) in map(fold_name, prefixes):
-            why = f"which TensorFlow's manager may write over: it numbers its saves {number['prefix']}-<n>"
+            why = f"which TensorFlow's manager may overwrite: it numbers its saves {number['prefix']}-<n>"
             refused.append(Problem(entry.path, f"its name would be {renaming.name!r:.80}, {why}"))
         else:
             renamings.append(renaming)
-    refused += _collisions(renamings, standing)
-    problems = tuple(Problem(entry.path, left[entry.path]) for entry in entries if entry.path in left)
-    return RenamePlan(tuple(renamings), tuple(same), problems, tuple(refused))
+    refused += _collisions(renamings, existing_names)
+    kept = tuple(Problem(one.path, kept_names[one.path]) for one in entries if one.path in kept_names)
+    return RenamePlan(tuple(renamings), tuple(same), kept, tuple(refused))
 
 
 def make_renaming(entry: Entry, template: Template) -> Renaming:
@@ -188,6 +188,8 @@ def make_renaming(entry: Entry, template: Template) -> Renaming:
     Raises:
         FieldError: A field of the template is unknown, or the name isn't allowed.
     """
+    # All members of a checkpoint (``model.ckpt-100.index``, ``model.ckpt-100.data-00000-of-00001``) begin
+    # with its stem, which alone is replaced: their suffixes are how a framework finds them.
     stem = unit_stem(entry)
     apart = [name for name in entry.unit.members if not name.startswith(stem)]
     if apart:
@@ -213,12 +215,12 @@ def _require_save_name(name: str, template: Template, values: Mapping[str, objec
     read = {"epoch": fields.epoch, "step": fields.step}
     unread = next((one for one in read if one in template.names and read[one] != values.get(one)), None)
     if not is_step_name(name):
-        why = "which doesn't say that it holds one save"
+        why = "which isn't recognised as a single save"
     elif unread is not None:
-        why = f"out of which its {unread} would not be read"
+        why = f"from which its {unread} can't be read"
     else:
         return
-    raise FieldError(f"its name would be {name!r:.80}, {why} ({' or '.join(SAVE_TEMPLATES)} does)")
+    raise FieldError(f"its name would be {name!r:.80}, {why} (use {' or '.join(SAVE_TEMPLATES)})")
 
 
 def unit_stem(entry: Entry) -> str:
@@ -235,29 +237,33 @@ def unit_stem(entry: Entry) -> str:
 
 def _name_fault(old: str, new: str) -> str | None:
     """Return why a new name is invalid, or gets a meaning that the old one hadn't; None if it is fine."""
+    # Only a change for the worse is refused: a checkpoint whose old name already looks like a shard, say, may
+    # get another such name, or it could never be renamed by a template with ``{name}``.
     if "/" in new or os.sep in new or "\0" in new:
-        return "which is no name but a path"
+        return "which is a path, not a name"
     if not new or new.startswith((".", "-")):
-        return "which begins like an option or a hidden file"
+        return "which starts like an option or a hidden file"
     if new.strip() != new and old.strip() == old:
-        return "which begins or ends with a blank"
+        return "which starts or ends with a space"
     if new.startswith("~") and not old.startswith("~"):
-        return "which a shell takes for somebody's home directory"
+        return "which a shell expands to a home directory"
     if (nbytes := len(os.fsencode(new))) > MAX_NAME:
         return f"which has {nbytes:,} bytes (at most {MAX_NAME})"
     if new in RESERVED:
-        return "which pointers have"
+        return "which is reserved for pointers"
     if temporary_for(new) is not None and temporary_for(old) is None:
-        return "which says that it is being written"
+        return "which means a file that is being written"
     if any(new.endswith(ending) and not old.endswith(ending) for ending in SIDECARS):
-        return "which a manifest has"
+        return "which is reserved for manifests"
     for pattern, meaning in _MEANINGS:
         if pattern.fullmatch(new) and not pattern.fullmatch(old):
-            return f"which says that it is {meaning}"
+            return f"which means {meaning}"
     return None
 
 
-def _collisions(renamings: Sequence[Renaming], standing: Mapping[str, Collection[str]]) -> Iterator[Problem]:
+def _collisions(
+    renamings: Sequence[Renaming], existing_names: Mapping[str, Collection[str]]
+) -> Iterator[Problem]:
     """Yield checkpoints whose new name exists, or is given twice."""
     # Names of checkpoints that are renamed, too, become free (swaps are possible); all others stay. Names are
     # compared folded, as a file system that ignores case would overwrite ``Model.pt`` with ``model.pt``.
@@ -266,7 +272,7 @@ def _collisions(renamings: Sequence[Renaming], standing: Mapping[str, Collection
         by_directory[renaming.entry.directory].append(renaming)
     for directory, together in by_directory.items():
         old_names = {old for renaming in together for old, _ in renaming.members}
-        stay = {fold_name(name): name for name in standing.get(directory, ()) if name not in old_names}
+        stay = {fold_name(name): name for name in existing_names.get(directory, ()) if name not in old_names}
         wanted: dict[str, list[tuple[Renaming, str]]] = defaultdict(list)
         for renaming in together:
             for name in {renaming.name, *(new for _, new in renaming.members)}:
@@ -286,14 +292,14 @@ def _name_conflict(
         if len({id(claimant) for claimant, _ in claims}) > 1:
             # The same words for each of them, so that the message is shown once.
             spellings = list(dict.fromkeys(spelling for _, spelling in claims))
-            case = ", which differ in case alone" if len(spellings) > 1 else ""
+            case = " (which differ only in case)" if len(spellings) > 1 else ""
             owners = list(dict.fromkeys(claimant.entry.name for claimant, _ in claims))
             more = f" and {len(owners) - _SHOWN:,} more" if len(owners) > _SHOWN else ""
             names = f"{' and '.join(spellings[:2])}{case}: {', '.join(owners[:_SHOWN])}{more}"
-            return f"{len(owners):,} checkpoints would be called {names}"
-        there = stay.get(fold_name(name))
-        if there is not None:
-            case = "" if there == name else f", as {there}, which differs in case alone"
+            return f"{len(owners):,} checkpoints would be named {names}"
+        existing = stay.get(fold_name(name))
+        if existing is not None:
+            case = "" if existing == name else f" as {existing} (which differs only in case)"
             return f"its name would be {name}, which already exists{case}"
     # Existing files must not become parts of the renamed checkpoint by their names: a manifest, a shard.
     sidecars = (fold_name(name + ending) for name in new_names for ending in SIDECARS)
@@ -306,7 +312,7 @@ def _name_conflict(
             if name.startswith(stem) and _PART.fullmatch(name.removeprefix(stem)) is not None
         ]
     if parts:
-        return f"its name would be {renaming.name}, and {parts[0]}, which already exists, would belong to it"
+        return f"its name would be {renaming.name}, and the existing {parts[0]} would become a part of it"
     return None
 
 
@@ -331,7 +337,7 @@ def name_doubts(renamings: Sequence[Renaming], template: Template) -> list[str]:
     undated = [renaming.entry.path for renaming in renamings if renaming.entry.saved_at is None]
     if undated and not template.names.isdisjoint(("date", "time")):
         warnings.append(
-            f"{_first(undated)}: its date is that of its file: neither it nor its name says when it was saved"
+            f"{_first(undated)}: its date is that of its file: neither its content nor its name has another"
         )
     return [*warnings, *_split_series(renamings)]
 
@@ -343,6 +349,9 @@ def _first(names: Sequence[str]) -> str:
 
 def _doubts(renaming: Renaming, template: Template) -> Iterator[tuple[str, str]]:
     """Yield doubts about a name: the kind of each, and a sentence on this case, if it differs."""
+    # A name may be the only record of an epoch, a step or a metric, and ``prune`` and ``list`` read it back
+    # by ``parse_name``. So the new name is parsed as they would, and compared with the values that went into
+    # it.
     entry = renaming.entry
     old, new = entry.fields, parse_name(renaming.name)
     for name, read, inside in (("epoch", new.epoch, entry.inside[0]), ("step", new.step, entry.inside[1])):
@@ -350,15 +359,15 @@ def _doubts(renaming: Renaming, template: Template) -> Iterator[tuple[str, str]]
         if read == value:
             continue
         if name in template.names and value is not None:
-            yield f"its {name} would not be read out of this name (write it as {name}-{{{name}}})", ""
+            yield f"its {name} can't be read from this name (write it as {name}-{{{name}}})", ""
         elif read is not None:
             yield f"read as {name}", f"this name would be read as {name} {read}"
         elif inside is None and getattr(old, name) is not None:
-            yield f"its {name} is only in its old name, and not in the new one", ""
+            yield f"its {name} is recorded only in its old name, and the new one lacks it", ""
     orders = (*entry.inside, new.epoch, new.step, new.number)
     if old.number is not None and all(value is None for value in orders):
-        is_there = any(int(digits) == old.number for digits in re.findall(r"[0-9]{1,18}", renaming.name))
-        lost = "would not be read out of the new one" if is_there else "isn't in the new one"
+        is_kept = any(int(digits) == old.number for digits in re.findall(r"[0-9]{1,18}", renaming.name))
+        lost = "can't be read from the new one" if is_kept else "isn't in the new one"
         yield f"the number in its old name, which orders it, {lost}", ""
     yield from _metric_doubts(renaming, template, old, new)
     date = renaming.values.get("date")
@@ -366,9 +375,9 @@ def _doubts(renaming: Renaming, template: Template) -> Iterator[tuple[str, str]]
     if new.saved_at is not None and moment is not None and not moment.startswith(new.saved_at):
         yield "read as date", f"this name would be read as the date {new.saved_at}"
     if is_named_best(renaming.name) and not is_named_best(entry.name):
-        yield "this name says that it is the best, which is never pruned", ""
+        yield "this name marks it as the best, which is never pruned", ""
     if (again := _name_after_next_rename(renaming, template)) != renaming.name:
-        yield "again", f"the next rename by this template would call it {again}"
+        yield "again", f"the next rename by this template would name it {again}"
 
 
 def _metric_doubts(
@@ -382,14 +391,11 @@ def _metric_doubts(
         if name not in template.names and entry.metrics.get(name, entry.loss) == value
     ]
     if lost and not set(lost) & new.metrics.keys():
-        yield f"{lost[0]} is in its old name, and not in the new one", ""
+        yield f"{lost[0]} is in its old name, but not in the new one", ""
     bare = [name for name in template.names.difference(FIELDS) if name in renaming.values]
     if _UNNAMED in new.metrics and _UNNAMED not in old.metrics and bare:
         name = next((name for name in bare if name not in new.metrics), bare[0])
-        yield (
-            f"the new name won't say that its number is {name} (use {name}={{{name}}})",
-            "",
-        )
+        yield f"the new name doesn't label its number as {name} (use {name}={{{name}}})", ""
 
 
 def _name_after_next_rename(renaming: Renaming, template: Template) -> str:
@@ -415,11 +421,11 @@ def _split_series(renamings: Sequence[Renaming]) -> Iterator[str]:
         new = {parse_name(renaming.name).blank: renaming.name for renaming in members}
         if len(old) == 1 and len(new) > 1:
             names = " and ".join(list(new.values())[:2])
-            yield f"{key}: by their new names these would be {len(new)} series, such as {names}"
+            yield f"{key}: the new names split this series into {len(new)}, such as {names}"
 
 
 def namesake_warnings(
-    renamings: Sequence[Renaming], entries: Sequence[Entry], standing: Mapping[str, Collection[str]]
+    renamings: Sequence[Renaming], entries: Sequence[Entry], existing_names: Mapping[str, Collection[str]]
 ) -> Iterator[str]:
     """Yield a warning for each directory with files that begin with an old name, and keep theirs.
 
@@ -434,17 +440,17 @@ def namesake_warnings(
     for directory, stems in old_names.items():
         namesakes = sorted(
             name
-            for name in standing.get(directory, ())
+            for name in existing_names.get(directory, ())
             if (directory, name) not in parts
             and not name.startswith(OWN_PREFIX)
             and any(name[: end.start()] in stems for end in _WORD_END.finditer(name, 1))
         )
         if namesakes:
             more = f" and {len(namesakes) - _SHOWN:,} more" if len(namesakes) > _SHOWN else ""
-            begin, do = ("begins", "doesn't") if len(namesakes) == 1 else ("begin", "don't")
+            begin, do = ("starts", "isn't") if len(namesakes) == 1 else ("start", "aren't")
             names = f"{', '.join(namesakes[:_SHOWN])}{more}"
             count = counted(len(namesakes), "file")
-            yield f"{shown(directory)}{os.sep}: {count} {begin} with an old name and {do} follow: {names}"
+            yield f"{shown(directory)}{os.sep}: {count} {begin} with an old name and {do} renamed: {names}"
 
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -468,28 +474,31 @@ _FIXED = re.compile(
 
 def reason_to_leave(entry: Entry, names: Collection[str]) -> str | None:
     """Return why a checkpoint keeps its name with any template, or None."""
+    # Names that a framework builds itself when it resumes are kept, if the file or the neighbour by which it
+    # does so is there: a plain ``iter_0000100`` without a tracker may be renamed. Sources: module docstring.
     if entry.fault is not None:
         return entry.fault
     if entry.format == "fluid" and SERIAL.fullmatch(entry.name):
-        return "Paddle Fluid finds checkpoint_<n> by this name alone, and fails on any other beside it"
+        return "Paddle Fluid finds only checkpoint_<n>, and fails if any other name is next to it"
     if TRACKER in names and _ITERATION.fullmatch(entry.name):
-        owner = "verl finds global_step_<n>" if entry.name.startswith("global") else "Megatron finds iter_<n>"
-        return f"{owner} by this name alone: {TRACKER} can hold nothing but the number"
+        is_verl = entry.name.startswith("global")
+        finds = "verl finds only global_step_<n>" if is_verl else "Megatron finds only iter_<n>"
+        return f"{finds}: {TRACKER} can hold nothing but the number"
     if _is_written_by_accelerate(entry):
         return (
-            "Accelerate goes by the first number in each name beside it: it resumes from the highest, and "
+            "Accelerate sorts the names next to it by their first number: it resumes from the highest, and "
             "its total_limit deletes the lowest"
         )
     if _BACKUP.fullmatch(entry.name) and _BACKUP_STATE in names:
-        return "Keras's BackupAndRestore finds it by this name alone, and takes fresh weights without it"
+        return "Keras's BackupAndRestore finds only this name, and starts with fresh weights without it"
     if _FIXED.fullmatch(entry.name) and not _CONFIGS.isdisjoint(names):
-        return "its library finds it by this name alone; rename the directory instead"
+        return "its library finds only this name; rename the directory instead"
     if entry.holds_others:
-        return "there are other checkpoints in it"
+        return "it contains other checkpoints"
     if entry.is_link:
         return "it is a symlink, or a part of it is"
     if not all(map(is_name, entry.unit.members)):
-        return "parts of it are elsewhere"
+        return "parts of it are in other directories"
     return None
 
 
@@ -519,6 +528,8 @@ def manager_prefixes(directory: str) -> frozenset[str]:
 
 def lost_lookups(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
     """Yield warnings about programs that won't find a renamed checkpoint."""
+    # These programs search for a name when no path is given, and take any path. So renaming is allowed, with
+    # a warning, unlike in ``reason_to_leave``.
     trainer = [
         (entry, name)
         for entry, name in renamed
@@ -529,13 +540,13 @@ def lost_lookups(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
     if deleted := [entry for entry, name in trainer if name.startswith(_TRAINERS)]:
         yield _warning(
             deleted,
-            "the Hugging Face Trainer's save_total_limit deletes it: from transformers 5 on, all that is "
-            f"called {_TRAINERS}… is one of its own; let the template begin with something else",
+            "the Hugging Face Trainer's save_total_limit deletes it: transformers 5 and later take every "
+            f"{_TRAINERS}… for one of their own; start the template with another word",
         )
     if trainer:
         yield _warning(
             [entry for entry, _ in trainer],
-            "the Hugging Face Trainer finds checkpoint-<step> alone; with another name it must be given as "
+            "the Hugging Face Trainer finds only checkpoint-<step>; pass any other name as "
             "resume_from_checkpoint",
         )
     served = [
@@ -544,10 +555,10 @@ def lost_lookups(renamed: Sequence[tuple[Entry, str]]) -> Iterator[str]:
         if entry.format == "savedmodel" and entry.name.isdigit() and not name.isdigit()
     ]
     if served:
-        yield _warning(served, "TensorFlow Serving finds versions whose names are numbers alone")
+        yield _warning(served, "TensorFlow Serving finds only versions whose names are numbers")
     last = [entry for entry, _ in renamed if re.fullmatch(r"last(?:-v\d+)?\.ckpt", entry.name)]
     if last:
-        yield _warning(last, "Lightning's ckpt_path='last' won't find it any more: it looks for last.ckpt")
+        yield _warning(last, "Lightning's ckpt_path='last' will no longer find it: it looks for last.ckpt")
 
 
 def stale_best_paths(entries: Sequence[Entry], renamed: Sequence[Entry]) -> Iterator[str]:
@@ -561,8 +572,8 @@ def stale_best_paths(entries: Sequence[Entry], renamed: Sequence[Entry]) -> Iter
     if holders:
         yield _warning(
             holders,
-            "Lightning's best_model_path in it keeps the old name: it lies in a pickle, which is never "
-            "changed, so ckpt_path='best' finds nothing; prune knows what it means until --empty-trash",
+            "Lightning's best_model_path in it keeps the old name, as ckpttool never edits pickles, so "
+            "ckpt_path='best' finds nothing; prune follows the rename until --empty-trash",
         )
 
 

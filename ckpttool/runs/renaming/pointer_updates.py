@@ -29,7 +29,7 @@ from ckpttool.runs.entry import Entry
 from ckpttool.runs.pointers.kinds import is_note, kind_of, note_kind, text_kinds
 from ckpttool.runs.pointers.notes import Mentions, decode_note, directories_below, read_note
 from ckpttool.runs.pointers.programs import LINE, SYMLINK
-from ckpttool.runs.pointers.search import CheckpointIndex, exists, names_in, pass_over, read_small
+from ckpttool.runs.pointers.search import CheckpointIndex, exists, ignore_error, names_in, read_small
 from ckpttool.storage import fs
 from ckpttool.storage.fs import Names, Snapshot
 from ckpttool.transaction.files import StalePlan
@@ -42,17 +42,19 @@ class PathRenames:
 
     def __init__(self, names: Mapping[str, Mapping[str, str]], snapshot: Snapshot) -> None:
         """Resolve the directories of ``names``, which has new names by directory and old name."""
-        self._seen = snapshot
+        self._snapshot = snapshot
         self._names = {snapshot.realpath(directory): dict(new) for directory, new in names.items()}
 
     def in_directory(self, directory: str) -> Mapping[str, str]:
         """Return new names by old ones in one directory."""
-        return self._names.get(self._seen.realpath(directory), {})
+        return self._names.get(self._snapshot.realpath(directory), {})
 
     def new_path(self, text: str, base: str) -> str | None:
         """Return a path with its first renamed component replaced; None if none is renamed."""
         directory = "/" if text.startswith("/") else base
         parts = text.split("/")
+        # Names are compared component by component, and each directory is resolved: a path may lead through
+        # symlinks, or ``..``. All that follows the renamed component is inside the checkpoint, and unchanged.
         try:
             for number, part in enumerate(parts):
                 new = self.in_directory(directory).get(part) if part else None
@@ -74,7 +76,7 @@ class PathRenames:
             for directory in (base, *others):
                 if (path := self.new_path(text, directory)) is not None:
                     return path
-            if any(exists(os.path.join(directory, text), self._seen) for directory in (base, *others)):
+            if any(exists(os.path.join(directory, text), self._snapshot) for directory in (base, *others)):
                 return None
             above, name = os.path.split(text.rstrip("/"))
             renames = map(self.in_directory, near)
@@ -85,8 +87,8 @@ class PathRenames:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Note of a user: its directory, name, and text before and after."""
+class NoteUpdate:
+    """Note of a user: its directory, name, and text before and after the rename."""
 
     directory: str
     name: str
@@ -108,7 +110,7 @@ class Updates:
     rewrites: dict[str, list[Rewrite]] = field(default_factory=lambda: defaultdict(list))
     relinks: dict[str, list[Rewrite]] = field(default_factory=lambda: defaultdict(list))
     faults: dict[str, str] = field(default_factory=dict)
-    notes: list[Note] = field(default_factory=list)
+    notes: list[NoteUpdate] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -179,14 +181,14 @@ def note_directories(root: str, entries: Sequence[Entry], snapshot: Snapshot) ->
 
     def has_notes(directory: str, names: Names) -> bool:
         for name, file in names.items():
-            text = read_note(file, snapshot, pass_over) if note_kind(name) is not None else None
+            text = read_note(file, snapshot, ignore_error) if note_kind(name) is not None else None
             if text is not None and next(mentions.of(text, directory, name), None) is not None:
                 return True
         return False
 
     return tuple(
         directory
-        for directory, names in directories_below(root, index, pass_over)
+        for directory, names in directories_below(root, index, ignore_error)
         if has_notes(directory, names)
     )
 
@@ -244,7 +246,7 @@ class NoteRewriter:
         name = new.get(entry.name, entry.name)
         return name.removesuffix(suffix) if name.endswith(suffix) else known
 
-    def lost(self, note: Note) -> Iterator[str]:
+    def lost(self, note: NoteUpdate) -> Iterator[str]:
         """Yield the names of checkpoints that a note means now, and won't mean after the rename."""
         meant = {entry.path: entry for entry in self._entries_in(self._scene.mentions, note.before, note)}
         if not meant:
@@ -253,7 +255,7 @@ class NoteRewriter:
         yield from (entry.name for path, entry in meant.items() if path not in still)
 
     @staticmethod
-    def _entries_in(mentions: Mentions, text: str, note: Note) -> Iterator[Entry]:
+    def _entries_in(mentions: Mentions, text: str, note: NoteUpdate) -> Iterator[Entry]:
         plain = decode_note(text.encode("utf-8", "surrogateescape"))
         return iter(()) if plain is None else mentions.of(plain, note.directory, note.name)
 
@@ -294,6 +296,8 @@ class _Collector:
     def collect(self, above: str | None) -> None:
         """Add the updates of all pointers in the scene, and in the directory ``above`` its root."""
         scene = self._scene
+        # The order matters where a file has digests of others: files inside checkpoints first, then those
+        # next to them, then indexes and manifests, which get the new digests and sizes of both.
         members = {(entry.directory, name) for entry in scene.entries for name in entry.unit.members}
         edits: dict[str, dict[str, FileChange]] = defaultdict(dict)
         for entry in scene.entries:
@@ -304,7 +308,7 @@ class _Collector:
             others = {name: file for name, file in files.items() if (directory, name) not in members}
             self._add_beside(directory, others, edits[directory])
         if above is not None:
-            self._add_beside(above, names_in(above, scene.snapshot, pass_over), {})
+            self._add_beside(above, names_in(above, scene.snapshot, ignore_error), {})
         for directory in scene.other_note_directories:
             for file in names_in(directory, scene.snapshot).values():
                 self._add_note(directory, file)
@@ -354,7 +358,7 @@ class _Collector:
             try:
                 if not file.is_file(follow_symlinks=False):
                     continue
-                if kind is not None and _is_another(kind, file):
+                if kind is not None and _is_too_large(kind, file):
                     continue
             except OSError:  # removed since it was listed
                 continue
@@ -390,9 +394,11 @@ class _Collector:
 
     def _add_note(self, directory: str, file: os.DirEntry[str]) -> Rewrite | None:
         """Add a note of a user, and its rewrite."""
-        text, kind = read_note(file, self._scene.snapshot, pass_over), kind_of(file.name)
+        text, kind = read_note(file, self._scene.snapshot, ignore_error), kind_of(file.name)
         if text is None:
             return None
+        # A file such as ``latest`` may be a pointer, or a user's prose of that name. One line that is a path
+        # is replaced as a pointer's; else its words are looked up like those of any note.
         if kind is None or kind.is_certain or not kind.protects:
             kind = LINE
         data = read_small(file.path, MAX_POINTER, self._scene.snapshot)
@@ -416,7 +422,7 @@ class _Collector:
             self.updates.rewrites[journal_directory].append(Rewrite(name, rewrite.before, rewrite.after))
         if is_note(file.name):
             after = text if rewrite is None or rewrite.after is None else rewrite.after
-            self.updates.notes.append(Note(directory, file.name, text, after))
+            self.updates.notes.append(NoteUpdate(directory, file.name, text, after))
         return rewrite
 
     def _add_member(self, entry: Entry, name: str, edits: Mapping[str, FileChange]) -> None:
@@ -458,6 +464,7 @@ def link_holders(
 ) -> Iterator[tuple[str, str]]:
     """Yield the checkpoints, by directory and name, in which a symlink leads to a renamed one."""
     real = scene.snapshot.realpath
+
     wanted = {os.path.join(real(directory), name): (directory, name) for directory, name in names}
     for link, target in scene.links.items():
         directory = os.path.dirname(link) or os.curdir
@@ -485,7 +492,7 @@ def _rewrite(
     return None if before is None or after == before else Rewrite(name, before, after)
 
 
-def _is_another(kind: TextKind, file: os.DirEntry[str]) -> bool:
+def _is_too_large(kind: TextKind, file: os.DirEntry[str]) -> bool:
     """Return whether a file is too large for its kind, so that only its name is similar."""
     is_sure = file.name in kind.files and kind.formats is None
     return not is_sure and file.stat().st_size > kind.limit

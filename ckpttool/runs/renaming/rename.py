@@ -14,7 +14,7 @@ from ckpttool.core.options import shows_keywords, with_keywords
 from ckpttool.core.report import Problem
 from ckpttool.core.result import Result, document_of
 from ckpttool.runs.entry import Entry
-from ckpttool.runs.pointers.kinds import Pointers, kind_of, unseen_above
+from ckpttool.runs.pointers.kinds import Pointers, kind_of, unreadable_parent_warnings
 from ckpttool.runs.pointers.notes import may_protect, protecting_text
 from ckpttool.runs.pointers.programs import links_near
 from ckpttool.runs.pointers.search import names_in
@@ -123,11 +123,13 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     if surveyed.entries and not entries:
         raise UsageError(f"{root} is a checkpoint itself (name the directory that it is in)")
     snapshot = surveyed.snapshot
-    standing = {
+    existing_names = {
         directory: names_in(directory, snapshot) for directory in {entry.directory for entry in entries}
     }
-    left = {
-        entry.path: why for entry in entries if (why := reason_to_leave(entry, standing[entry.directory]))
+    kept_names = {
+        entry.path: why
+        for entry in entries
+        if (why := reason_to_leave(entry, existing_names[entry.directory]))
     }
     pointers = Pointers(
         root, surveyed.groups, recursive=request.recursive, asks_trackers=True, snapshot=snapshot
@@ -135,50 +137,55 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     for path, reasons in pointers.protections().reasons.items():
         for reason in reasons:
             if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF, Code.REGISTERED):
-                left.setdefault(path, reason)
-    left |= request.keeps
-    unknown, there = _unknown_fields(template, [entry for entry in entries if entry.path not in left])
+                kept_names.setdefault(path, reason)
+    kept_names |= request.keeps
+    unknown, known = _unknown_fields(template, [one for one in entries if one.path not in kept_names])
     for one in unknown:
         if not one.is_optional:
-            problem = f"no checkpoint has a field {one.name} (there are {there})"
+            problem = f"no checkpoint has a field {one.name} (choose from {known})"
             raise UsageError(f"template {template.text!r}: {problem}")
     scene = Scene(
         root, entries, links_near(root, snapshot), note_directories(root, entries, snapshot), snapshot
     )
-    plan, moved, updates = _plan_with_updates(template, scene, standing, left)
+    plan, moved, updates = _plan_with_updates(template, scene, existing_names, kept_names)
     errors = [Problem(shown(error.path), error.reason) for error in surveyed.errors]
-    problems = [*errors, *(replace(one, outcome="left alone") for one in plan.left)]
+    problems = [*errors, *(replace(one, outcome="left alone") for one in plan.kept)]
     if not plan.refused:
         problems += _stale_notes(updates, NoteRewriter(scene, moved))
     warnings = [
-        f"{shown(path)}: it can't be changed, and may have old names: {why}"
+        f"{shown(path)}: can't be updated, and may contain old names: {why}"
         for path, why in updates.faults.items()
     ]
     renamed = [(one.entry, one.name) for one in plan.renamings]
     warnings += [*lost_lookups(renamed), *stale_best_paths(entries, [entry for entry, _ in renamed])]
     warnings += [*surveyed.remarks, *name_doubts(plan.renamings, template)]
-    warnings += namesake_warnings(plan.renamings, entries, standing)
-    unknown, there = _unknown_fields(template, [entry for entry in entries if entry.path not in left])
+    warnings += namesake_warnings(plan.renamings, entries, existing_names)
+    unknown, known = _unknown_fields(template, [one for one in entries if one.path not in kept_names])
     for one in unknown:
-        problem = f"no checkpoint has a field {one.name}, which is left out of every name"
-        warnings.append(f"{one.shown} of the template: {problem} (there are {there})")
-    warnings += unseen_above(root, snapshot)
+        problem = f"no checkpoint has a field {one.name}; every name omits it"
+        warnings.append(f"{one.shown} of the template: {problem} (choose from {known})")
+    warnings += unreadable_parent_warnings(root, snapshot)
     return PlannedNames(plan, scene, updates.count, tuple(problems), tuple(warnings), surveyed.journals)
 
 
 def _plan_with_updates(
-    template: Template, scene: Scene, standing: Mapping[str, Mapping[str, object]], left: dict[str, str]
+    template: Template,
+    scene: Scene,
+    existing_names: Mapping[str, Mapping[str, object]],
+    kept_names: dict[str, str],
 ) -> tuple[RenamePlan, PathRenames, Updates]:
     """Return a plan, its names and updates, in which checkpoints named in unchangeable files keep theirs."""
-    managed = {directory: manager_prefixes(directory) for directory in standing}
+    # A checkpoint that keeps its name may collide with a new one, or need other updates, so the plan is made
+    # again. Each round keeps at least one more name, so this ends.
+    managed = {directory: manager_prefixes(directory) for directory in existing_names}
     while True:
-        plan = plan_names(scene.entries, template, standing, left, managed)
+        plan = plan_names(scene.entries, template, existing_names, kept_names, managed)
         moved = PathRenames(names_of(plan.renamings), scene.snapshot)
         updates = updates_for(scene, moved)
         reasons = dict(_reasons_to_stay(plan, scene, moved, updates))
         if not reasons:
             return plan, moved, updates
-        left |= reasons
+        kept_names |= reasons
 
 
 def _reasons_to_stay(
@@ -187,7 +194,7 @@ def _reasons_to_stay(
     """Yield checkpoints that keep their names, as a file that names them can't be changed, with reasons."""
     entries = {(one.entry.directory, one.entry.name): one.entry for one in plan.renamings}
     for holder in link_holders(scene, entries, moved):
-        yield entries[holder].path, "a symlink in it leads to a checkpoint that gets another name"
+        yield entries[holder].path, "a symlink in it points to a checkpoint that is renamed"
     by_directory: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries.values():
         by_directory[entry.directory].append(entry)
@@ -199,16 +206,16 @@ def _reasons_to_stay(
         for entry in by_directory[directory or os.curdir]:
             is_meant = blocks_renames and (formats is None or entry.format in formats)
             if is_meant or name in entry.unit.members:
-                yield entry.path, f"{shown(path)} names it, and can't be changed: {why}"
+                yield entry.path, f"{shown(path)} names it, and can't be updated: {why}"
 
 
 def _unknown_fields(template: Template, entries: Sequence[Entry]) -> tuple[list[TemplateField], str]:
     """Return the metrics in a template that no checkpoint has, and the names of existing fields."""
     known = {name for entry in entries for name in entry.metrics if entry.metric(name) is not None}
     known |= {"loss" for entry in entries if entry.metric("loss") is not None}
-    there = (*FIELDS, *sorted(known))
-    unknown = [field for field in template.fields if entries and field.name not in there]
-    return unknown, ", ".join(there)
+    names = (*FIELDS, *sorted(known))
+    unknown = [field for field in template.fields if entries and field.name not in names]
+    return unknown, ", ".join(names)
 
 
 def _stale_notes(updates: Updates, notes: NoteRewriter) -> Iterator[Problem]:
@@ -217,11 +224,11 @@ def _stale_notes(updates: Updates, notes: NoteRewriter) -> Iterator[Problem]:
         names = list(notes.lost(note))
         if not names:
             continue
-        more, those = (f" (and {len(names) - 1:,} more)", "them") if len(names) > 1 else ("", "that")
+        more, those = (f" (and {len(names) - 1:,} more)", "them") if len(names) > 1 else ("", "it")
         protects = may_protect(note.name) and protecting_text(note.before)
-        lost = f": prune won't keep {those} for it any more" if protects else ""
+        lost = f": prune will no longer keep {those} for this note" if protects else ""
         path = shown(os.path.join(note.directory, note.name))
-        yield Problem(path, f"{note.name} names {names[0]}{more} and isn't changed{lost}")
+        yield Problem(path, f"{note.name} names {names[0]}{more} and isn't updated{lost}")
 
 
 def names_of(renamings: Iterable[Renaming]) -> NewNames:
@@ -261,15 +268,19 @@ def rename_operations(
     for number, group in enumerate(groups):
         if number not in staged:
             operations += (
-                Move(number, _here(old), _here(names[number][old])) for old in reversed(group.members)
+                Move(number, _in_directory(old), _in_directory(names[number][old]))
+                for old in reversed(group.members)
             )
     for number in sorted(staged):
-        operations += (Move(number, _here(old), _aside(old)) for old in groups[number].members)
+        operations += (Move(number, _in_directory(old), _in_stage(old)) for old in groups[number].members)
     for number in sorted(staged):
         operations += (
-            Move(number, _aside(old), _here(names[number][old])) for old in reversed(groups[number].members)
+            Move(number, _in_stage(old), _in_directory(names[number][old]))
+            for old in reversed(groups[number].members)
         )
-    return OperationList("rename", tuple(groups), (*operations, *_joined(rewrites), *relinks), identity)
+    return OperationList(
+        "rename", tuple(groups), (*operations, *_merged_rewrites(rewrites), *relinks), identity
+    )
 
 
 def _staged(renamings: Sequence[Renaming]) -> set[int]:
@@ -284,7 +295,7 @@ def _staged(renamings: Sequence[Renaming]) -> set[int]:
     return staged
 
 
-def _joined(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
+def _merged_rewrites(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
     """Merge rewrites of the same file: a new index may replace the old one of another checkpoint.
 
     New texts are written first, and old ones removed last, so that an index always exists.
@@ -300,11 +311,11 @@ def _joined(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
     return sorted(joined.values(), key=lambda one: (one.after is None, one.before is not None))
 
 
-def _here(name: str) -> Location:
+def _in_directory(name: str) -> Location:
     return Location("directory", name)
 
 
-def _aside(name: str) -> Location:
+def _in_stage(name: str) -> Location:
     return Location("stage", os.path.join(FILES, name))
 
 
@@ -387,8 +398,8 @@ def rename(
     """
     request = _request(directory, template, keywords)
     if not fs.place_of(request.directory).can_rename:
-        hint = "rename checkpoints before they are copied there"
-        raise UsageError(f"{request.directory}: nothing can be renamed in a store ({hint})")
+        hint = "rename checkpoints before you copy them there"
+        raise UsageError(f"{request.directory}: can't rename in a store ({hint})")
     if dry_run:
         planned = plan_rename(request)
         pairs = ((one.entry.path, one.to) for one in planned.plan.renamings)
@@ -404,11 +415,12 @@ def rename(
             locks.acquire(directory)
         recoveries = tuple(locks.recoveries.values())
         if any(one.finished or one.put_back or one.moved for one in recoveries) or len(recoveries) > 1:
-            # Directories that were recovered, or locked after the plan, may have changed since the survey.
+            # Which directories to lock is known only from a plan, and the plan counts only under the locks.
+            # Directories that were recovered, or locked after the plan, may have changed since its survey.
             planned = plan_rename(request)
             locked = {*directories, *map(fs.realpath, locks.recoveries)}
             if not locked.issuperset(_changed_directories(planned)):
-                raise AccessDenied(root, "it changed while it was looked at; nothing was renamed")
+                raise AccessDenied(root, "it changed during the survey; nothing was renamed")
         result = RenameResult(planned, recoveries=recoveries)
         if not planned.plan.renamings or planned.plan.refused:
             return result
@@ -523,7 +535,13 @@ def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
 def _nothing_renamed(
     planned: PlannedNames, result: RenameResult, failed: Mapping[str, str], begun: Mapping[str, Transaction]
 ) -> RenameResult:
-    return replace(result, failed=_with_others(planned, failed), stale=_reverted(begun))
+    # Errors are shown by checkpoint; those without an error of their own get the first one.
+    culprit, why = next(iter(failed.items()))
+    paths = [one.entry.path for one in planned.plan.renamings]
+    reason = f"{os.path.basename(culprit)}: {why}; all of them are renamed, or none"
+    failures = {path: why for path, why in failed.items() if path in paths}
+    failures |= {path: reason for path in paths if path not in failed}
+    return replace(result, failed=failures, stale=_reverted(begun))
 
 
 def _reverted(begun: Mapping[str, Transaction]) -> dict[str, str]:
@@ -535,12 +553,3 @@ def _reverted(begun: Mapping[str, Transaction]) -> dict[str, str]:
         except CheckpointError as failure:
             stale[directory] = failure.reason
     return stale
-
-
-def _with_others(planned: PlannedNames, failed: Mapping[str, str]) -> dict[str, str]:
-    """Return the errors by path; checkpoints without an error of their own get the first one."""
-    culprit, why = next(iter(failed.items()))
-    paths = {one.entry.path for one in planned.plan.renamings}
-    why = f"{os.path.basename(culprit)}: {why}; all of them are renamed, or none"
-    others = {one.entry.path: why for one in planned.plan.renamings if one.entry.path not in failed}
-    return {path: why for path, why in failed.items() if path in paths} | others

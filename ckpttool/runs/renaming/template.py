@@ -69,7 +69,8 @@ _KEY = re.compile(
 
 _UNIX_EPOCH = datetime(1970, 1, 1)
 
-_LONGEST = 100_000 * 366 * 86_400  # seconds; no calendar of Python's goes further
+_MAX_SECONDS = 100_000 * 366 * 86_400
+"""Limit on a time, before it is added: ``datetime`` ends at the year 9999."""
 
 
 class FieldError(ValueError):
@@ -115,7 +116,7 @@ class Template:
 def parse_template(text: str) -> Template:
     """Return a template."""
     if len(text) > MAX_TEMPLATE:
-        raise UsageError(f"a template of {len(text):,} characters (at most {MAX_TEMPLATE:,})")
+        raise UsageError(f"the template has {len(text):,} characters (at most {MAX_TEMPLATE:,})")
     fields: list[TemplateField] = []
     literal = ""
     for start, kind, content in _pieces(text):
@@ -125,14 +126,12 @@ def parse_template(text: str) -> Template:
             fields.append(_field(text, start, content, literal))
             literal = ""
     if not fields:
-        raise UsageError(f"template {text!r}: it has no field, and would give all the same name")
+        raise UsageError(f"template {text!r}: it has no field, so all would get the same name")
     for part in (*(field.before for field in fields), literal):
         if "/" in part or "\\" in part:
-            raise UsageError(
-                f"template {text!r}: names alone are changed; nothing is moved to another directory"
-            )
+            raise UsageError(f"template {text!r}: rename can't move checkpoints to another directory")
         if not part.isprintable():
-            raise UsageError(f"template {text!r}: it has a character that doesn't show")
+            raise UsageError(f"template {text!r}: it has a non-printable character")
     return Template(text, tuple(fields), literal)
 
 
@@ -151,7 +150,7 @@ def _pieces(text: str) -> Iterator[tuple[int, str, str]]:
             start = end + 1
         elif text[start] == "}":
             raise UsageError(
-                f"template {text!r}: the brace at character {start + 1} closes nothing (}}}} is a brace)"
+                f"template {text!r}: unmatched brace at character {start + 1} (}}}} is a literal brace)"
             )
         else:
             yield start, "text", text[start]
@@ -164,8 +163,10 @@ def _field(text: str, start: int, content: str, before: str) -> TemplateField:
     field = TemplateField(name.removesuffix("?"), spec, is_optional, before)
     if not field.name or not field.name.isprintable() or field.name != field.name.strip() or "{" in content:
         raise UsageError(
-            f"template {text!r}: no field at character {start + 1} ({', '.join(FIELDS)}, or a metric)"
+            f"template {text!r}: invalid field at character {start + 1} "
+            f"(expected {', '.join(FIELDS)}, or a metric)"
         )
+    # A format that fits no value at all is refused before any checkpoint is looked at.
     try:
         _format_value(field, _SAMPLES.get(field.name, 0.5))
     except FieldError as failure:
@@ -179,7 +180,7 @@ def render(template: Template, values: Mapping[str, Value]) -> str:
     for field in template.fields:
         value = values.get(field.name)
         if value is None and not field.is_optional:
-            raise FieldError(f"no {field.name} ({{{field.name}?}} leaves it out)")
+            raise FieldError(f"no {field.name} ({{{field.name}?}} omits it)")
         before = field.before.lstrip(_SEPARATORS) if is_cut and not name else field.before
         if value is None:
             name += _without_key(before, field.name)
@@ -248,7 +249,7 @@ def _saved_moments(entry: Entry) -> dict[str, Value | None]:
         and saved is not None
         and f"{saved:%Y-%m-%dT%X}" == f"{named}T00:00:00"
     ):
-        # The name has a date alone; the file knows the time where it is of that day.
+        # The name has only a date. The file's modification time is used if it is of that day.
         is_same = written is not None and written.date() == saved.date()
         return {"date": saved, "time": written if is_same else None}
     return {"date": saved, "time": saved}
@@ -256,7 +257,7 @@ def _saved_moments(entry: Entry) -> dict[str, Value | None]:
 
 def utc_time(seconds: float) -> datetime | None:
     """Return a time in UTC; None if it is beyond the calendar."""
-    if not math.isfinite(seconds) or abs(seconds) > _LONGEST:
+    if not math.isfinite(seconds) or abs(seconds) > _MAX_SECONDS:
         return None
     try:
         return (_UNIX_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=timezone.utc)
@@ -276,10 +277,10 @@ def _format_value(field: TemplateField, value: Value) -> str:
         spec = field.spec or TIMES[field.name]
         literal = _DIRECTIVE.sub("", spec)
         if "%" in literal or "/" in literal or "\\" in literal or not spec.isprintable() or literal == spec:
-            raise FieldError(f"{field.shown}: no format of a time: {spec!r} (such as {TIMES[field.name]})")
+            raise FieldError(f"{field.shown}: invalid time format {spec!r} (such as {TIMES[field.name]})")
         return _DIRECTIVE.sub(lambda match: value.strftime(match[0]), spec)
     if _SPEC.fullmatch(field.spec) is None:
-        raise FieldError(f"{field.shown}: no format: {field.spec!r}")
+        raise FieldError(f"{field.shown}: invalid format {field.spec!r}")
     try:
         return format(value, field.spec)
     except (ValueError, OverflowError) as failure:

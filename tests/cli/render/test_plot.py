@@ -15,9 +15,9 @@ from ckpttool.integrations.matplotlib import (
     MARK,
     Bars,
     Drawing,
-    Heat,
+    HeatMap,
     Lines,
-    Numbers,
+    NumberTable,
     check_can_draw,
     kind_of,
     picture,
@@ -25,9 +25,9 @@ from ckpttool.integrations.matplotlib import (
 
 NAN, INF = float("nan"), float("inf")
 BARS = Bars("relative change", ["fc.weight", "fc.bias", "gone"], [0.25, 0.5, None])
-HEAT = Heat("by step", ["fc.weight", "fc.bias"], ["2.pth", "3.pth"], [[0.1, 0.01], [None, 1.0]], True)
+HEAT = HeatMap("by step", ["fc.weight", "fc.bias"], ["2.pth", "3.pth"], [[0.1, 0.01], [None, 1.0]], True)
 LINES = Lines("loss", ["1.pth", "2.pth", "3.pth"], {"train": [3.0, None, 1.0], "val": [3.5, 2.5, NAN]})
-NUMBERS = Numbers(["tensor", "L2"], [["fc.weight", "0.25"]])
+NUMBERS = NumberTable(["tensor", "L2"], [["fc.weight", "0.25"]])
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -89,7 +89,7 @@ def test_endless_bars_are_told() -> None:
 def test_logarithms_of_nothing() -> None:
     drawings: list[Drawing] = []
     for values in ([0.0, 0.0], [None, None], [0.0, 1.0]):
-        drawings.append(Heat("t", ["a", "b"], ["x"], [[one] for one in values], is_logarithmic=True))
+        drawings.append(HeatMap("t", ["a", "b"], ["x"], [[one] for one in values], is_logarithmic=True))
     assert texts(svg(*drawings)).count("t") == 3
 
 
@@ -101,7 +101,7 @@ def test_heat_names_rows_and_columns() -> None:
 
 def test_scale_has_numbers_as_people_write_them() -> None:
     for values in ((0.1, 0.2), (0.1, 3.0), (1e-9, 1.0), (0.5, 0.5)):
-        said = texts(svg(Heat("t", ["a"], ["x", "y"], [values], is_logarithmic=True)))
+        said = texts(svg(HeatMap("t", ["a"], ["x", "y"], [values], is_logarithmic=True)))
         assert not any("$" in text for text in said)
         assert any(re.fullmatch(r"[\d.]+(e-\d+)?", text) for text in said), values
 
@@ -112,7 +112,7 @@ def test_lines_name_points_and_series() -> None:
 
 def test_many_rows_stay_readable() -> None:
     names = [f"layer.{at}" for at in range(340)]
-    heat = Heat("t", names, ["a", "b"], [[0.5, 1.0]] * 340)
+    heat = HeatMap("t", names, ["a", "b"], [[0.5, 1.0]] * 340)
     shown = [text for text in texts(svg(heat)) if text.startswith("layer.")]
     assert 100 < len(shown) <= 120
 
@@ -144,10 +144,10 @@ def test_names_are_names(kind: str) -> None:
     ones = [1.0] * len(HOSTILE)
     drawings: list[Drawing] = [
         Bars(HOSTILE[0], HOSTILE, ones),
-        Heat(HOSTILE[1], HOSTILE, HOSTILE, [ones] * len(HOSTILE)),
+        HeatMap(HOSTILE[1], HOSTILE, HOSTILE, [ones] * len(HOSTILE)),
         Lines(HOSTILE[2], HOSTILE, dict.fromkeys(HOSTILE, ones)),
     ]
-    drawn = picture(kind, HOSTILE[3], drawings, Numbers(HOSTILE, [HOSTILE])).decode()
+    drawn = picture(kind, HOSTILE[3], drawings, NumberTable(HOSTILE, [HOSTILE])).decode()
     if kind == "svg":
         root = ElementTree.fromstring(drawn)
         tags = [one.tag.rpartition("}")[2] for one in root.iter()]
@@ -181,4 +181,4 @@ def test_kind_is_told_by_the_name() -> None:
 def test_missing_package_names_the_line_that_installs_it(without_matplotlib: None) -> None:
     with pytest.raises(MissingPackage) as caught:
         check_can_draw("a.svg")
-    assert str(caught.value) == f"a.svg: a picture needs matplotlib ({install_command('plot')})"
+    assert str(caught.value) == f"a.svg: plots need matplotlib ({install_command('plot')})"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckpttool import Difference, Role
-from ckpttool.integrations.matplotlib import Bars, Heat, Lines
+from ckpttool.integrations.matplotlib import Bars, HeatMap, Lines
 from tests.support import results
 from tests.support.rendering import Drawn, draw_nothing, picture_of
 from tests.support.results import change_of_strings, drift, step
@@ -32,7 +32,7 @@ def test_weights_alone_where_they_moved(drawn: Drawn) -> None:
     )
     assert picture_of(found) == b"drawn"
     title = "relative change |Δ| / |a|"
-    assert drawn.drawings == [Heat(title, ["fc"], ["weight", "bias"], [[0.25, 0.5]], is_logarithmic=True)]
+    assert drawn.drawings == [HeatMap(title, ["fc"], ["weight", "bias"], [[0.25, 0.5]], is_logarithmic=True)]
     assert drawn.title.startswith("3 of 10 tensors changed")
     assert [row[0] for row in drawn.numbers.rows] == ["fc.bias", "fc.weight", "state.0.step"]
 
@@ -73,7 +73,7 @@ def test_series(drawn: Drawn) -> None:
     picture_of(drift(points, *steps), "html")
     epochs = ["0", "1", "2"]
     assert drawn.drawings == [
-        Heat("relative change |Δ| / |a|", ["a", "b"], epochs[1:], [[0.5, 1.0], [None, 0.25]], True, 1),
+        HeatMap("relative change |Δ| / |a|", ["a", "b"], epochs[1:], [[0.5, 1.0], [None, 0.25]], True, 1),
         Lines("norm of the weights", epochs, {"norm of the weights": [2.0, 3.0, 4.0]}, "epoch"),
         Lines("L2 of the change", epochs, {"L2 of the change": [None, 1.0, 2.0]}, "epoch"),
     ]

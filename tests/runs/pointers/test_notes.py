@@ -11,7 +11,7 @@ import pytest
 
 from ckpttool.formats.pointer_kind import FilePlace, TextKind
 from ckpttool.runs.pointers.kinds import searched_kinds, text_kinds
-from ckpttool.runs.pointers.notes import SILENT
+from ckpttool.runs.pointers.notes import IGNORED_TEXTS
 from tests.support.commands import Run
 from tests.support.runs import make_run
 from tests.support.saves import protected_in
@@ -166,7 +166,7 @@ def test_the_reference_has_all_that_protects_and_what_does_not() -> None:
     rows = [(", ".join(kind.what for kind in files), TextKind.where)]
     rows += [(kind.what, kind.where) for kind in searched_kinds()]
     assert [row for row in rows if f"| {row[0]} | {row[1]} |\n" not in page] == []
-    assert [one for one in SILENT if f"| {one.what} | {one.why} |\n" not in page] == []
+    assert [one for one in IGNORED_TEXTS if f"| {one.what} | {one.why} |\n" not in page] == []
 
 
 @pytest.mark.parametrize(

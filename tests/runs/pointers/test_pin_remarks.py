@@ -102,7 +102,7 @@ def test_an_end_that_is_no_date_protects_with_a_warning(series: Path) -> None:
     (series / LIST).write_text(text)
     planned = dry_run(series, policy=Policy(keep_last=1))
     assert kept_reasons(planned)["model_epoch_3.pth"] == ("pinned",)
-    assert any("until is no date; it protects" in warning for warning in planned.warnings)
+    assert any("until is not a date; the pin doesn't expire" in warning for warning in planned.warnings)
 
 
 @pytest.mark.parametrize(

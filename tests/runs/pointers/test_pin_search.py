@@ -84,7 +84,7 @@ def test_a_misspelt_list_is_not_taken_for_none(runs: Path, text: str) -> None:
     done = pruned(runs / "exp1")
     assert (len(done.problems), done.plan.removals) == (1, ())
     for change in (pin, unpin):
-        with pytest.raises(DamagedCheckpoint, match="means nothing"):
+        with pytest.raises(DamagedCheckpoint, match="has no effect"):
             change([runs / "exp1" / NAME])
     assert (runs / "exp1" / PINS).read_text() == text
 
@@ -118,7 +118,7 @@ def test_a_pin_in_a_fluid_root_that_is_gone_keeps_its_namesakes_and_blocks_nothi
 def test_a_pipe_is_no_list_and_is_not_waited_for(run, runs: Path) -> None:
     os.mkfifo(runs / "exp1" / PINS)
     for change in (pin, unpin):
-        with pytest.raises(DamagedCheckpoint, match="no regular file"):
+        with pytest.raises(DamagedCheckpoint, match="not a regular file"):
             change([runs / "exp1" / NAME])
     answer = run("pin", "--list", runs)
     assert (answer.status, answer.out) == (2, "") and "no regular file" in answer.err

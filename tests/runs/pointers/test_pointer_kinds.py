@@ -251,7 +251,7 @@ def test_prose_stays(text: str, word: str) -> None:
 
 
 def test_a_number_alone_stays() -> None:
-    with pytest.raises(ValueError, match="only hold the number"):
+    with pytest.raises(ValueError, match="hold only the number"):
         IterationTracker().reworded("100\n", {"iter_0000100": "step_100"}.get)
 
 

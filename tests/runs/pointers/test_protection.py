@@ -80,7 +80,7 @@ def test_a_dangling_symlink_of_a_run_that_was_moved(series: Path) -> None:
 def test_a_dangling_symlink_that_may_have_meant_the_series(series: Path) -> None:
     (series / "best.pth").symlink_to("model_epoch_11.pth")
     (why,) = skipped_in(series).values()
-    assert why.endswith("best.pth: leads to model_epoch_11.pth, which doesn't exist")
+    assert why.endswith("best.pth: symlink to model_epoch_11.pth, which doesn't exist")
     assert len(_kept(series, 2)) == 6
 
 
@@ -310,7 +310,7 @@ def test_a_best_that_the_trainer_itself_removed(trainer: Path, target: str) -> N
     made = prune(trainer, keep_last=1, depth="quick", dry_run=True)
     assert len(made.plan.removals) == 3 and made.problems == ()
     (warning,) = made.warnings
-    assert warning.endswith("which doesn't exist any more; the Trainer goes on without it")
+    assert warning.endswith("which doesn't exist any more; the Trainer resumes without it")
 
 
 def test_a_single_checkpoint_loses_nothing_by_a_best_that_is_gone(trainer: Path, tmp_path: Path) -> None:
@@ -352,9 +352,7 @@ def test_a_tracker_that_cannot_be_imported_keeps_all(series: Path, monkeypatch: 
     plan = prune(series, keep_last=1, depth="quick", dry_run=True).plan
     assert not plan.removals
     reason = "no_such_module:Toy: the plug-in toy can't be imported: No module named 'no_such_module'"
-    assert [str(group.skipped) for group in plan.groups] == [
-        f"can't tell which models are registered: {reason}"
-    ]
+    assert [str(group.skipped) for group in plan.groups] == [f"can't list the registered models: {reason}"]
 
 
 # Snapshots ------------------------------------------------------------------------------------------

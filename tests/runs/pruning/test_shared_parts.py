@@ -131,7 +131,7 @@ def test_shards_below_of_one_index_alone_keep_it(tmp_path: Path) -> None:
         _index(tmp_path / f"step_{step}.safetensors.index.json", {"w": f"shards/{step}.safetensors"})
     done = prune(_request(tmp_path, recursive=True))
     assert done.plan.removals == ()
-    assert kept_reasons(done)["step_1.safetensors.index.json"] == ("has parts elsewhere",)
+    assert kept_reasons(done)["step_1.safetensors.index.json"] == ("has parts in other directories",)
 
 
 def test_a_link_to_an_index_is_a_pointer(run: Path) -> None:

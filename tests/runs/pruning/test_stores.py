@@ -179,7 +179,7 @@ def test_it_says_where_there_is_no_way_back(in_store: MemoryBucket, run: Run) ->
 def test_rename_refuses(in_store: MemoryBucket, run: Run) -> None:
     url = in_store.url("runs")
     done = run("rename", url, "--template", "e{epoch}")
-    problem = "nothing can be renamed in a store (rename checkpoints before they are copied there)"
+    problem = "can't rename in a store (rename checkpoints before you copy them there)"
     assert (done.status, done.out, done.err) == (2, "", f"ckpttool: error: {url}: {problem}\n")
 
 
@@ -213,7 +213,7 @@ def test_a_pin_replaces_no_list_that_somebody_else_writes(in_store: MemoryBucket
     done = run("pin", path)
     assert done.status == 2
     assert done.err == (
-        f"ckpttool: error: {in_store.url(file)}: it was changed meanwhile; no pin was changed\n"
+        f"ckpttool: error: {in_store.url(file)}: it was changed by another process; no pin was changed\n"
     )
     assert in_store.get(file) == theirs.encode()
 

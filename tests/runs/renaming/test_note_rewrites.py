@@ -16,7 +16,7 @@ from ckpttool import undo
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.pointers.notes import DataNote, JsonNote, Mentions
 from ckpttool.runs.pointers.search import CheckpointIndex
-from ckpttool.runs.renaming.pointer_updates import Note, NoteRewriter, PathRenames, Scene
+from ckpttool.runs.renaming.pointer_updates import NoteRewriter, NoteUpdate, PathRenames, Scene
 from ckpttool.storage.fs import Snapshot
 from tests.support.renamings import content, renamed
 from tests.support.runs import make_run
@@ -82,9 +82,9 @@ def test_every_note_follows_or_is_told(short: Path) -> None:
     assert {os.path.basename(one.path): one.message for one in done.problems} == told
     assert told.keys() == {*TOLD, "wide.txt"}
     assert told["README.md"] == (
-        "README.md names model_epoch_9.pth and isn't changed: prune won't keep that for it any more"
+        "README.md names model_epoch_9.pth and isn't updated: prune will no longer keep it for this note"
     )
-    assert told["run"] == "run names model_epoch_9.pth and isn't changed"
+    assert told["run"] == "run names model_epoch_9.pth and isn't updated"
     now = _named_by(short)
     for name in FOLLOWING:
         assert now[name] == {NEW}, name
@@ -197,7 +197,7 @@ def test_what_is_called_after_a_checkpoint_is_told(short: Path) -> None:
     (short / "model_epoch_99.json").write_text("{}")
     (short / "model_epoch.json").write_text("{}")
     assert list(renamed(short).planned.warnings) == [
-        f"{short}/: 4 files begin with an old name and don't follow: model_epoch_7.x, "
+        f"{short}/: 4 files start with an old name and aren't renamed: model_epoch_7.x, "
         "model_epoch_8_val.csv, model_epoch_9.json and 1 more"
     ]
 
@@ -240,7 +240,7 @@ def test_names_are_all_that_changes_in_a_note(
     meant = {one.name for one in before.of(text, "run", name)}
     still = {one.name.replace("q-", "m_") for one in after.of(told, "run", name)}
     assert still <= meant
-    assert set(notes.lost(Note("run", name, text, told))) == meant - still
+    assert set(notes.lost(NoteUpdate("run", name, text, told))) == meant - still
 
 
 def test_a_note_where_nobody_may_write_is_told(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:

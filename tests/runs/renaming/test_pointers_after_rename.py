@@ -63,7 +63,7 @@ def test_without_records_a_link_says_which_it_is(lightning: Path) -> None:
     renamed(lightning, "a-{name}")
     empty_trash(lightning)
     best, (why,) = _best(lightning)
-    assert best == [] and why.endswith("(a symlink of that name to the best says which it is)")
+    assert best == [] and why.endswith("(create a symlink of that name to the best checkpoint)")
     (lightning / "epoch=1-step=4.ckpt").symlink_to("a-epoch=1-step=4.ckpt")
     assert _best(lightning)[1] == []
     assert "a-epoch=1-step=4.ckpt" in protected_in(lightning)

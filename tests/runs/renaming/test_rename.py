@@ -89,7 +89,7 @@ def test_a_trainers_run_follows(trainer: Path) -> None:
     done = renamed(trainer, "{run}-s{step:06d}")
     assert done.problems == ()
     assert "save_total_limit deletes it" in done.planned.warnings[0]
-    assert "finds checkpoint-<step> alone" in done.planned.warnings[1]
+    assert "finds only checkpoint-<step>" in done.planned.warnings[1]
     for step in (2, 4, 6, 8, 10):
         assert (trainer / f"checkpoint-s{step:06d}").stat().st_mtime_ns == step * 10**9
     assert [name for name in names(trainer) if name.startswith("checkpoint")] == [
@@ -115,7 +115,7 @@ def test_a_trainers_run_follows(trainer: Path) -> None:
 
 def test_names_that_no_trainer_cleans_up(trainer: Path) -> None:
     (told,) = renamed(trainer, "mine-s{step}", dry_run=True).planned.warnings[:1]
-    assert "finds checkpoint-<step> alone" in told
+    assert "finds only checkpoint-<step>" in told
 
 
 def test_names_that_the_trainer_knows_are_no_doubt(trainer: Path) -> None:
@@ -123,7 +123,7 @@ def test_names_that_the_trainer_knows_are_no_doubt(trainer: Path) -> None:
     done = renamed(trainer, "checkpoint-{step}")
     assert done.renames == ()
     assert [one.message for one in done.planned.plan.refused] == [
-        "its name would be 'checkpoint-8', which says that it is a save of the Hugging Face Trainer"
+        "its name would be 'checkpoint-8', which means a save of the Hugging Face Trainer"
     ]
 
 
@@ -207,7 +207,7 @@ def test_a_manager_will_not_write_over_new_names(managed: Path) -> None:
     refused = renamed(managed, "ckpt-{number:d}{number}").planned.plan.refused
     assert len(refused) == 10
     assert refused[0].message.endswith(
-        "'ckpt-11', which TensorFlow's manager may write over: it numbers its saves ckpt-<n>"
+        "'ckpt-11', which TensorFlow's manager may overwrite: it numbers its saves ckpt-<n>"
     )
     assert content(managed) == before
     assert renamed(managed, "ckpt-{number}").problems == ()
@@ -222,7 +222,7 @@ def test_a_state_file_that_cannot_be_read_keeps_the_names(managed: Path) -> None
     done = renamed(managed, "{run}-n{number:04d}")
     assert (done.renames, content(managed)) == ((), before)
     assert {one.message for one in done.problems} == {
-        f"left alone: {managed}/checkpoint names it, and can't be changed: unexpected text at character 23"
+        f"left alone: {managed}/checkpoint names it, and can't be updated: unexpected text at character 23"
     }
 
 

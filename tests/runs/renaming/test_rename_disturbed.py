@@ -64,7 +64,7 @@ def test_names_that_a_library_looks_for_are_kept(short: Path) -> None:
     assert [(os.path.basename(one.path), one.message) for one in done.problems] == [
         (
             "pytorch_model.bin",
-            "left alone: its library finds it by this name alone; rename the directory instead",
+            "left alone: its library finds only this name; rename the directory instead",
         )
     ]
 
@@ -88,7 +88,7 @@ def test_one_refusal_is_enough(short: Path) -> None:
 
 
 def test_what_nobody_has_is_a_usage_error(short: Path) -> None:
-    with pytest.raises(UsageError, match=r"no checkpoint has a field val_los \(there are run, .*"):
+    with pytest.raises(UsageError, match=r"no checkpoint has a field val_los \(choose from run, .*"):
         renamed(short, "{run}-{val_los}")
 
 
@@ -122,7 +122,7 @@ def test_a_list_of_digests_that_cannot_be_read_is_told(short: Path, monkeypatch:
 
     monkeypatch.setattr(os, "open", lost)
     warnings = renamed(short, dry_run=True).planned.warnings
-    start = f"{short / 'SHA256SUMS'}: it can't be changed, and may have old names: "
+    start = f"{short / 'SHA256SUMS'}: can't be updated, and may contain old names: "
     assert [one for one in warnings if one.startswith(start)]
 
 
@@ -370,8 +370,8 @@ def test_who_looks_for_the_old_name_is_told(files: Path, tmp_path: Path) -> None
     done = renamed(models, "x-{name}")
     told = "\n".join(done.planned.warnings)
     assert "Lightning's best_model_path in it keeps the old name" in told
-    assert "ckpt_path='last' won't find it any more" in told
-    assert "TensorFlow Serving finds versions whose names are numbers alone" in told
+    assert "ckpt_path='last' will no longer find it" in told
+    assert "TensorFlow Serving finds only versions whose names are numbers" in told
     assert done.problems == ()
 
 

@@ -23,10 +23,10 @@ def planned(
     entries: Sequence[Entry],
     template: str,
     *,
-    standing: Sequence[str] = (),
+    existing: Sequence[str] = (),
     left: dict[str, str] | None = None,
 ) -> RenamePlan:
-    there = [*standing, *(name for entry in entries for name in entry.unit.members)]
+    there = [*existing, *(name for entry in entries for name in entry.unit.members)]
     return plan_names(entries, parse_template(template), {"run": there}, left or {})
 
 
@@ -96,12 +96,12 @@ def test_fields_from_inside_come_before_those_in_the_name(entry: Make) -> None:
     assert named(planned([one], "{run}-e{epoch}-s{step}-{loss}-{acc?}")) == {
         "model_epoch_3.pth": "model-e7-s100-0.25.pth"
     }
-    assert refusals(planned([one], "{run}-{acc}")) == {"model_epoch_3.pth": "no acc ({acc?} leaves it out)"}
+    assert refusals(planned([one], "{run}-{acc}")) == {"model_epoch_3.pth": "no acc ({acc?} omits it)"}
 
 
 def test_what_lacks_a_field_is_refused_by_name(entry: Make) -> None:
     plan = planned([entry("model_epoch_3.pth"), entry("final.pth")], "{run}-e{epoch}")
-    assert refusals(plan) == {"final.pth": "no epoch ({epoch?} leaves it out)"}
+    assert refusals(plan) == {"final.pth": "no epoch ({epoch?} omits it)"}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_lacks_a_field_is_refused_by_name(entry: Make) -> None:
         (".{run}-{epoch}", "hidden"),
         ("-{run}-{epoch}", "option"),
         ("~{epoch}", "home directory"),
-        ("{epoch:>9}", "a blank"),
+        ("{epoch:>9}", "a space"),
         ("{run:_>252}-{epoch}", "bytes"),
         ("tmp-{run}-{epoch}", "being written"),
         ("{run}-{epoch:05d}-of-00007", "a shard"),
@@ -130,10 +130,10 @@ def test_names_that_would_mean_something_else(entry: Make, template: str, reason
     ("name", "template", "reason"),
     [
         ("model_epoch_3", "checkpoint-{epoch}", "a save of the Hugging Face Trainer"),
-        ("model_epoch_3", "checkpoint_{epoch}", "a serial of Paddle Fluid"),
-        ("model_epoch_3", "latest{number?}", "which pointers have"),
-        ("model_epoch_3", "checkpoint{number?}", "which pointers have"),
-        ("model_epoch_3", "x{epoch}.sha256", "which a manifest has"),
+        ("model_epoch_3", "checkpoint_{epoch}", "a Paddle Fluid save"),
+        ("model_epoch_3", "latest{number?}", "which is reserved for pointers"),
+        ("model_epoch_3", "checkpoint{number?}", "which is reserved for pointers"),
+        ("model_epoch_3", "x{epoch}.sha256", "which is reserved for manifests"),
         ("model_epoch_3", "x{epoch}_temp", "being written"),
     ],
 )
@@ -153,7 +153,7 @@ def test_every_member_fits_into_a_name(entry: Make) -> None:
 def test_two_of_one_name_are_refused(entry: Make) -> None:
     plan = planned([entry("a_epoch_3.pth"), entry("b_epoch_3.pth"), entry("b_epoch_4.pth")], "e{epoch}")
     assert refusals(plan) == {
-        name: "2 checkpoints would be called e3.pth: a_epoch_3.pth, b_epoch_3.pth"
+        name: "2 checkpoints would be named e3.pth: a_epoch_3.pth, b_epoch_3.pth"
         for name in ("a_epoch_3.pth", "b_epoch_3.pth")
     }
 
@@ -161,27 +161,30 @@ def test_two_of_one_name_are_refused(entry: Make) -> None:
 def test_what_stands_there_is_never_replaced(entry: Make) -> None:
     one = entry("a_epoch_3.pth")
     there = "which already exists"
-    assert there in refusals(planned([one], "e{epoch}", standing=["e3.pth"]))[one.name]
+    assert there in refusals(planned([one], "e{epoch}", existing=["e3.pth"]))[one.name]
     assert (
-        "E3.PTH, which differs in case alone"
-        in refusals(planned([one], "e{epoch}", standing=["E3.PTH"]))[one.name]
+        "E3.PTH (which differs only in case)"
+        in refusals(planned([one], "e{epoch}", existing=["E3.PTH"]))[one.name]
     )
     accents = entry("cafe\u0301_epoch_3.pth")
-    plan = planned([accents], "caf\u00e9{epoch}", standing=["cafe\u03013.pth"])
-    assert "in case alone" in refusals(plan)[accents.name]
-    assert "would belong to it" in refusals(planned([one], "e{epoch}", standing=["e3.pth.sha256"]))[one.name]
+    plan = planned([accents], "caf\u00e9{epoch}", existing=["cafe\u03013.pth"])
+    assert "only in case" in refusals(plan)[accents.name]
+    assert (
+        "would become a part of it"
+        in refusals(planned([one], "e{epoch}", existing=["e3.pth.sha256"]))[one.name]
+    )
     prefix = entry("c-7", "c-7.index", "c-7.data-00000-of-00001", epoch=7)
-    stray = planned([prefix], "e{epoch}", standing=["e7.data-00001-of-00002"])
-    assert "would belong to it" in refusals(stray)["c-7"]
+    stray = planned([prefix], "e{epoch}", existing=["e7.data-00001-of-00002"])
+    assert "would become a part of it" in refusals(stray)["c-7"]
     kept = planned([one, entry("e3.pth")], "e{epoch}", left={"run/e3.pth": "damaged: x"})
     assert there in refusals(kept)[one.name]
-    assert [one.message for one in kept.left] == ["damaged: x"]
+    assert [one.message for one in kept.kept] == ["damaged: x"]
 
 
 def test_names_that_differ_in_case_alone_are_refused(entry: Make) -> None:
     plan = planned([entry("Model_epoch_3.pth"), entry("model_epoch_3.pth")], "{run}-{epoch}")
     assert refusals(plan)["model_epoch_3.pth"] == (
-        "2 checkpoints would be called Model-3.pth and model-3.pth, which differ in case alone: "
+        "2 checkpoints would be named Model-3.pth and model-3.pth (which differ only in case): "
         "Model_epoch_3.pth, model_epoch_3.pth"
     )
     many = planned([entry(f"{name}_epoch_3.pth") for name in "abcdef"], "e{epoch}")
@@ -204,24 +207,24 @@ NAMES = st.lists(
 @given(
     names=NAMES,
     inside=st.lists(st.integers(0, 12), min_size=8, max_size=8),
-    standing=NAMES,
+    existing=NAMES,
     template=st.sampled_from(
         ["{run}_epoch_{epoch}", "{run}-{epoch:02d}", "e{epoch}", "{run?}{epoch?}", "a_{epoch}"]
     ),
 )
 def test_never_two_of_one_name(
-    entry: Make, names: list[str], inside: list[int], standing: list[str], template: str
+    entry: Make, names: list[str], inside: list[int], existing: list[str], template: str
 ) -> None:
     entries = [entry(name, epoch=epoch) for name, epoch in zip(names, inside, strict=False)]
-    plan = planned(entries, template, standing=standing)
+    plan = planned(entries, template, existing=existing)
     wrong = {one.path for one in plan.refused}
     good = [one for one in plan.renamings if one.entry.path not in wrong]
     targets = [fold_name(new) for one in good for _, new in one.members]
     assert len(set(targets)) == len(targets)
     leaving = {old for one in plan.renamings for old, _ in one.members}
-    assert set(targets).isdisjoint(fold_name(name) for name in {*names, *standing} - leaving)
+    assert set(targets).isdisjoint(fold_name(name) for name in {*names, *existing} - leaving)
     if not plan.refused:
-        _follow(plan, {*names, *standing})
+        _follow(plan, {*names, *existing})
 
 
 def _follow(plan: RenamePlan, there: set[str]) -> None:
@@ -292,16 +295,16 @@ def doubts_of(entries: Sequence[Entry], template: str) -> str:
 def test_doubts(entry: Make) -> None:
     good = [entry("model_epoch_3.pth", saved_at=0.0), entry("model_epoch_4.pth", saved_at=0.0)]
     assert doubts_of(good, "{run}-e{epoch:04d}") == ""
-    assert "its epoch would not be read out of this name" in doubts_of(good, "{run}.x{epoch}y")
+    assert "its epoch can't be read from this name" in doubts_of(good, "{run}.x{epoch}y")
     outside = [entry("model_epoch_3.pth", saved_at=0.0, inside=(None, None))]
-    assert "its epoch is only in its old name" in doubts_of(outside, "{run}-{format}")
+    assert "its epoch is recorded only in its old name" in doubts_of(outside, "{run}-{format}")
     assert "read as step 3" in doubts_of(good, "{run}-step{epoch}")
     assert "which is never pruned" in doubts_of(good, "{run}-best-e{epoch}")
-    assert "the next rename by this template would call it" in doubts_of(good, "{name}-e{epoch}")
+    assert "the next rename by this template would name it" in doubts_of(good, "{name}-e{epoch}")
     assert "which orders it, isn't in" in doubts_of([entry("ckpt-5", saved_at=0.0)], "{run}-{format}")
     numbered = [entry("ckpt-5", saved_at=0.0), entry("ckpt-0", saved_at=0.0)]
     assert (
-        "run/ckpt-5 -> ckpt-n5 (and 1 more): the number in its old name, which orders it, would not be read"
+        "run/ckpt-5 -> ckpt-n5 (and 1 more): the number in its old name, which orders it, can't be read"
         in (doubts_of(numbered, "{run}-n{number}"))
     )
     again = doubts_of(good, "{name}-e{epoch}").splitlines()
@@ -310,10 +313,10 @@ def test_doubts(entry: Make) -> None:
     ]
     assert doubts_of(
         [entry("m_epoch_3.pth", metrics={"acc": 0.5}, saved_at=0.0)], "{run}-e{epoch}-{acc}"
-    ) == ("run/m_epoch_3.pth -> m-e3-0.5.pth: the new name won't say that its number is acc (use acc={acc})")
+    ) == ("run/m_epoch_3.pth -> m-e3-0.5.pth: the new name doesn't label its number as acc (use acc={acc})")
     scored = [entry("m_epoch_3_val_loss_0.5.pth", metrics={"val_loss": 0.5}, saved_at=0.0)]
     assert "val_loss is in its old name" in doubts_of(scored, "{run}-e{epoch}")
     undated = [entry("model_epoch_3.pth", modified=86_400 * 10**9)]
     assert "its date is that of its file" in doubts_of(undated, "{run}-{date}-e{epoch}")
     parted = doubts_of([replace(one, group="g") for one in good], "{run}{epoch}x-e{epoch}")
-    assert "g: by their new names these would be 2 series" in parted
+    assert "g: the new names split this series into 2" in parted

@@ -49,7 +49,7 @@ def test_what_accelerate_counts_keeps_its_name(
         (one / "random_states_0.pkl").write_bytes(b"\x80\x04}\x94.")
     done = renamed(one.parent, "net-{name}")
     assert one.exists() == is_left
-    assert any("Accelerate goes by the first number" in one.message for one in done.problems) == is_left
+    assert any("Accelerate sorts the names next to it" in one.message for one in done.problems) == is_left
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ def test_what_a_trainer_looks_for_and_deletes_is_told(trainer: Path, template: s
 
 def test_what_lightning_looks_for_is_told(tmp_path: Path) -> None:
     path = save(tmp_path / "last.ckpt", epoch=3)
-    told = f"{path}: Lightning's ckpt_path='last' won't find it any more: it looks for last.ckpt"
+    told = f"{path}: Lightning's ckpt_path='last' will no longer find it: it looks for last.ckpt"
     assert told in renamed(tmp_path, "run-e{epoch}", dry_run=True).planned.warnings

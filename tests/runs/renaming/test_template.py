@@ -84,7 +84,7 @@ def test_what_is_missing_goes_with_its_separator(text: str, name: str) -> None:
 
 
 def test_what_is_missing_is_an_error_that_names_it() -> None:
-    with pytest.raises(FieldError, match=r"^no number \(\{number\?\} leaves it out\)$"):
+    with pytest.raises(FieldError, match=r"^no number \(\{number\?\} omits it\)$"):
         rendered("{run}-{number}")
     with pytest.raises(FieldError, match=r"^\{epoch:04d\}: its format doesn't fit 2\.5; write \{epoch\}"):
         rendered("{run}-{epoch:04d}", epoch=2.5)
@@ -97,23 +97,23 @@ def test_what_is_missing_is_an_error_that_names_it() -> None:
         ("model", "no field"),
         ("", "no field"),
         ("{epoch", "never closed"),
-        ("{run}-epoch}", "closes nothing"),
-        ("{}", "no field at character 1"),
-        ("x{?}", "no field at character 2"),
-        ("{ epoch}", "no field"),
+        ("{run}-epoch}", "unmatched brace"),
+        ("{}", "invalid field at character 1"),
+        ("x{?}", "invalid field at character 2"),
+        ("{ epoch}", "invalid field"),
         ("{epoch:zz}", "'zz'"),
         ("{epoch:99999d}", "'99999d'"),
-        ("{epoch:.4f.2}", "no format"),
+        ("{epoch:.4f.2}", "invalid format"),
         ("{val_loss:04d}", "doesn't fit"),
         ("{run:d}", "doesn't fit"),
-        ("{date:04d}", "no format of a time"),
-        ("{date:%D}", "no format of a time"),
-        ("{time:%H/%M}", "no format of a time"),
-        ("{date:2026}", "no format of a time"),
-        ("runs/{epoch}", "names alone"),
-        ("{epoch}\n", "doesn't show"),
+        ("{date:04d}", "invalid time format"),
+        ("{date:%D}", "invalid time format"),
+        ("{time:%H/%M}", "invalid time format"),
+        ("{date:2026}", "invalid time format"),
+        ("runs/{epoch}", "another directory"),
+        ("{epoch}\n", "non-printable"),
         ("{epoch!r}", "no field|r"),
-        ("{e{p}och}", "no field"),
+        ("{e{p}och}", "invalid field"),
         ("{epoch}" + "x" * 5000, "at most 4,096"),
     ],
 )
