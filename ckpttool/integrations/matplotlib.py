@@ -65,14 +65,6 @@ class Drawing(ABC):
         """Draw on axes that have their title."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumberTable:
-    """The table below a picture in HTML."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 def kind_of(path: str) -> str:
     """Return the kind of picture of a file's suffix.
 
@@ -97,21 +89,21 @@ def check_can_draw(path: str) -> None:
         raise MissingPackage(path, "plots need matplotlib", expected=install_command("plot")) from error
 
 
-def picture(kind: str, title: str, drawings: Sequence[Drawing], numbers: NumberTable | None = None) -> bytes:
+def picture(kind: str, title: str, drawings: Sequence[Drawing], table: Sequence[Sequence[str]] = ()) -> bytes:
     """Return the bytes of a picture: drawings below one another, and a title above them.
 
     Args:
         kind: ``svg``, ``png`` or ``html``.
         title: Title of the picture.
         drawings: At least one.
-        numbers: The table of an HTML page.
+        table: Rows of the table below an HTML page's picture; the first has the headings.
     """
     if kind == "html":
-        return _page(title, _figure("svg", "", drawings), numbers)
+        return _page(title, _figure("svg", "", drawings), table)
     return _figure(kind, title, drawings)
 
 
-def _page(title: str, svg: bytes, numbers: NumberTable | None) -> bytes:
+def _page(title: str, svg: bytes, table: Sequence[Sequence[str]]) -> bytes:
     heading = escape(printable(title))
     inline = svg[svg.index(b"<svg") :].decode()
     parts = [
@@ -121,10 +113,10 @@ def _page(title: str, svg: bytes, numbers: NumberTable | None) -> bytes:
         f"<h1>{heading}</h1>",
         inline.rstrip(),
     ]
-    if numbers is not None:
-        rows = [("th", numbers.headings), *(("td", row) for row in numbers.rows)]
+    if table:
         parts.append("<table>")
-        for tag, cells in rows:
+        for number, cells in enumerate(table):
+            tag = "td" if number else "th"
             row = "".join(f"<{tag}>{escape(printable(cell))}</{tag}>" for cell in cells)
             parts.append(f"<tr>{row}</tr>")
         parts.append("</table>")
@@ -250,7 +242,7 @@ class HeatMap(Drawing):
         _name_points(axes, self.columns, self.first_column)
         if len(self.columns) <= _MOST_WRITTEN and every == 1:
             self._write(axes, image)
-        # Inside the panel's own room: lines below it keep the same width.
+        # The scale is inset, so that lines in a panel below have the same width as the map.
         place = axes.inset_axes((1.01, 0, 0.015, 1))
         scale = axes.figure.colorbar(
             image, cax=place, format=FuncFormatter(lambda value, position: amount(value))

@@ -81,8 +81,11 @@ class WandB(Tracker):
         # A continued run has a file per session, of which the first has most of its data.
         by_id: dict[str, TrackedRun] = {run.id: run for run in reversed(runs)}
         recorded: dict[str, dict[str, str]] = {}
+        prefix = f"{_KEY}."
         for run in runs:
-            recorded.setdefault(run.id, {}).update(_recorded_in(run))
+            own_keys = (name for name in run.parameters if name.startswith(prefix))
+            texts = {name.removeprefix(prefix): str(run.parameters[name]) for name in own_keys}
+            recorded.setdefault(run.id, {}).update(texts)
         new: dict[str, tuple[LoggedCheckpoint, dict[str, str]]] = {}
 
         def record(one: LoggedCheckpoint) -> bool:
@@ -100,17 +103,11 @@ class WandB(Tracker):
             _write_run(_directory_above(name), identity, by_id.get(identity), one.run_name, texts)
 
 
-def _recorded_in(run: TrackedRun) -> dict[str, str]:
-    """Return the records of checkpoints in a run's configuration."""
-    start = f"{_KEY}."
-    return {
-        name.removeprefix(start): str(text) for name, text in run.parameters.items() if name.startswith(start)
-    }
-
-
 def _write_run(
     directory: str, identity: str, known: TrackedRun | None, name: str, texts: Mapping[str, str]
 ) -> None:
+    # Offline by default: recording a checkpoint must not upload anything unless the user asks for it. An
+    # offline run can't be resumed; its identifier makes it a continuation when it is synchronised.
     tracker = f"{PREFIX}{directory}"
     client = client_module("wandb", tracker)
     mode = os.environ.get("WANDB_MODE", "offline")
@@ -321,7 +318,7 @@ def _records(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[i
         if sum(map(len, parts)) > _MAX_RECORD:
             raise LimitExceeded(
                 path,
-                "too large a record",
+                "record too large",
                 expected=f"at most {_MAX_RECORD:,} bytes",
                 where=f"byte {offset:,}",
             )

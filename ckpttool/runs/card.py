@@ -260,6 +260,8 @@ def _table(heading: Sequence[str], rows: Iterable[tuple[str, ...]], plain: int |
 
 def escaped(text: str) -> str:
     """Return a text escaped for Markdown, on one line."""
+    # Names and values come from the checkpoint's file: without escapes they could be links or HTML in a page
+    # that users publish.
     return _MARKS.sub(r"\\\1", printable(text))
 
 

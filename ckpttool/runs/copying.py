@@ -548,6 +548,8 @@ class _Copying:
 
     def _compare(self, advance: Advance) -> tuple[list[_File], list[_File]]:
         """Return the files that are missing or different at the destination; the rest is proven equal."""
+        # Equal size and time prove nothing, as another save may have both: contents are compared, or the
+        # digests that a store keeps.
         missing = [file for file, status in self._there.items() if status is None]
         differing = []
         for file, status in self._there.items():
@@ -641,6 +643,8 @@ class _Copying:
                 self._there[file] = None
 
     def _send_all(self, files: Sequence[_File], advance: Advance) -> None:
+        # For small files the latency of a request counts, so several are sent at once. Large ones are sent in
+        # parts, several at once already, one file after the other.
         takes_requests = not fs.place_of(self._planned.target).reads_are_free
         small = [file for file in files if takes_requests and self._seen[file].st_size <= _SMALL_FILE]
         send = partial(self._send_one, advance)

@@ -20,7 +20,7 @@ from ckpttool.runs.entry import Entry
 from ckpttool.runs.look import Progress, no_progress, read_each_in_full
 from ckpttool.runs.modes import check_mode, resolve_mode
 from ckpttool.runs.pointers.kinds import Pointers
-from ckpttool.runs.pointers.pin_lists import NOTHING, Remark
+from ckpttool.runs.pointers.pin_lists import NO_REMARK, Remark
 from ckpttool.runs.pointers.pins import remarks_beside
 from ckpttool.runs.pointers.search import PointerProtections
 from ckpttool.runs.pruning.planning import PrunePlan, make_plan
@@ -98,7 +98,7 @@ class ListedCheckpoint(NamedTuple):
     is_best: bool = False
     is_read: bool = False
     kept: tuple[str, ...] | None = None
-    remark: Remark = NOTHING
+    remark: Remark = NO_REMARK
     is_slimmed: bool = False
     part: int | None = None
 
@@ -455,7 +455,7 @@ def _rows(
             is_newest=entry.path == newest,
             is_best=entry.path == best_path,
             kept=kept.get(entry.path),
-            remark=remarks[entry.directory].get(entry.name, NOTHING),
+            remark=remarks[entry.directory].get(entry.name, NO_REMARK),
         )
         for entry in entries
     ]

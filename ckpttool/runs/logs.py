@@ -292,7 +292,7 @@ def _json_document(file: BinaryIO, path: str, what: str) -> Any:
     except OSError as error:
         raise from_os_error(error, path) from error
     if len(data) > MAX_STATE:
-        raise LimitExceeded(path, "too large a JSON file", expected=f"at most {MAX_STATE:,} bytes")
+        raise LimitExceeded(path, "JSON too large", expected=f"at most {MAX_STATE:,} bytes")
     return parse_json(path, data.removeprefix(codecs.BOM_UTF8), what, constants=True, surrogates=True)
 
 
@@ -385,7 +385,7 @@ def numbered_lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes, bool
             return
         if len(data) > MAX_LINE:
             raise LimitExceeded(
-                path, "too long a line", expected=f"at most {MAX_LINE:,} bytes", where=f"line {number:,}"
+                path, "line too long", expected=f"at most {MAX_LINE:,} bytes", where=f"line {number:,}"
             )
         yield number, data, data.endswith(b"\n")
 

@@ -274,6 +274,8 @@ def _is_below(real: str, directory: str) -> bool:
 
 def _has_parameter(parameters: Mapping[str, object], directory: str) -> bool:
     """Return whether a parameter is the path of a directory, as ``output_dir`` is."""
+    # The last component is compared first: resolving every text of a configuration would access the disk, or
+    # a server that is mounted.
     texts = (value.rstrip(os.sep) for value in parameters.values() if isinstance(value, str))
     name = os.path.basename(directory)
     return any(os.path.basename(text) == name and fs.realpath(text) == directory for text in texts)

@@ -40,6 +40,7 @@ def recorded_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Extent]]:
 
         patch.setattr(source, "read_into", recording)
 
+    # ``RemoteSource`` has a method of its own.
     with monkeypatch.context() as patch:
         record_reads_by(Source)
         record_reads_by(RemoteSource)

@@ -33,6 +33,8 @@ def write_truth(path: Path, format: str, tensors: Mapping[str, np.ndarray[Any, A
         tensors: Arrays by name, in the order of the file, as the framework reads them.
         more: Other keys, such as ``variant`` or ``training``.
     """
+    # Digests instead of values keep fixtures small; a fixed order of bytes makes them the same on any
+    # machine.
     rows = [
         {
             "path": [name],

@@ -193,7 +193,7 @@ def test_steps_of_a_log_may_be_epochs() -> None:
         [{}, {}],
         [
             "m.csv: it has steps 1 to 2, the checkpoints epochs 1 to 2; none of these match "
-            "(if its steps are epochs, say m.csv:epoch)"
+            "(if its steps are epochs, use m.csv:epoch)"
         ],
     )
     assert measured(entries, "m.csv:epoch") == ([{"loss": 0.5}, {"loss": 0.25}], [])

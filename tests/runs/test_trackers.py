@@ -339,7 +339,7 @@ def test_zeros_in_a_wandb_file_are_not_its_end(offline: Path, tmp_path: Path) ->
     data = bytearray(log_file(offline).read_bytes())
     data[200:300] = bytes(100)
     (place / "run-x.wandb").write_bytes(data)
-    with pytest.raises(DamagedCheckpoint, match="another checksum"):
+    with pytest.raises(DamagedCheckpoint, match="doesn't match its checksum"):
         list(wandb_runs.models_in(str(tmp_path / "wandb")))
 
 
@@ -519,14 +519,14 @@ def test_a_damaged_checkpoint_is_recorded_as_such(sqlite: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("to", ["", "mlflow:", "neptune:x", "wandb:"])
 def test_no_tracker(sqlite: Path, to: str) -> None:
-    with pytest.raises(UsageError, match="no tracker"):
+    with pytest.raises(UsageError, match="unknown tracker"):
         log([sqlite / "runs"], to)
 
 
 def test_a_server_that_isnt_there(sqlite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with warnings_of_mlflow(), pytest.raises(CheckpointError, match="can't be asked"):
+    with warnings_of_mlflow(), pytest.raises(CheckpointError, match="request failed"):
         log([sqlite / "runs"], "mlflow:digits")
 
 

@@ -17,7 +17,6 @@ from ckpttool.cli.render.text_inspect import inspect_text
 from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
 from ckpttool.core.result import dumps
 from ckpttool.core.text import printable
-from ckpttool.integrations.matplotlib import NumberTable
 from ckpttool.ops.drift import Drift
 from ckpttool.ops.inspect import SCHEMA
 from ckpttool.ops.verdict import verify_document
@@ -116,15 +115,15 @@ class Drawn:
 
     title: str = ""
     drawings: list[Any] = field(default_factory=list)
-    numbers: NumberTable = field(default_factory=lambda: NumberTable([], []))
+    table: Sequence[Sequence[str]] = ()
 
 
 def draw_nothing(patch: pytest.MonkeyPatch) -> Drawn:
     """Have pictures not drawn; return what is told, each time, of what would have been in them."""
     drawn = Drawn()
 
-    def picture(kind: str, title: str, drawings: list[Any], numbers: NumberTable | None = None) -> bytes:
-        drawn.title, drawn.drawings, drawn.numbers = title, drawings, numbers
+    def picture(kind: str, title: str, drawings: list[Any], table: Sequence[Sequence[str]] = ()) -> bytes:
+        drawn.title, drawn.drawings, drawn.table = title, drawings, table
         return b"drawn"
 
     patch.setattr(plot_results, "picture", picture)

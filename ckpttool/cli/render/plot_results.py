@@ -25,7 +25,6 @@ from ckpttool.integrations.matplotlib import (
     Drawing,
     HeatMap,
     Lines,
-    NumberTable,
     RunLine,
     RunsPanel,
     picture,
@@ -48,7 +47,7 @@ def difference_picture(kind: str, difference: Difference) -> bytes:
     moved = _relative_changes(difference.changed)
     drawing = _module_map(moved) if moved else Bars(_TITLE, ["no values changed"], [None])
     headings, rows = change_cells(difference.changed)
-    return picture(kind, summary_line(difference), [drawing], NumberTable(headings, rows))
+    return picture(kind, summary_line(difference), [drawing], [headings, *rows])
 
 
 def drift_picture(kind: str, drift: Drift) -> bytes:
@@ -73,9 +72,7 @@ def drift_picture(kind: str, drift: Drift) -> bytes:
         if set(values) != {None}
     ]
     paths = short_names(drift)
-    return picture(
-        kind, f"{paths[0]} → {paths[-1]}", drawings, NumberTable(DRIFT_HEADINGS, drift_cells(drift))
-    )
+    return picture(kind, f"{paths[0]} → {paths[-1]}", drawings, [DRIFT_HEADINGS, *drift_cells(drift)])
 
 
 def _relative_changes(changed: Sequence[Change]) -> dict[str, float]:

@@ -178,7 +178,7 @@ class Pointers:
 
 def _found(kind: SearchedKind, search: Search) -> PointerProtections:
     found = PointerProtections()
-    with reporting(search.unread(found)):
+    with reporting(search.error_handler(found)):
         kind.find(search, found)
     return found
 
@@ -188,10 +188,10 @@ def _found_in_files(search: Search) -> PointerProtections:
     found = PointerProtections()
     # An error of one pointer or directory leaves alone the series that it could mean, and the search goes on.
     # An error that no inner handler takes, such as one of a symlink's path, leaves alone all series.
-    with reporting(search.unread(found)):
+    with reporting(search.error_handler(found)):
         for directory in sorted({search.root, *search.series.by_directory}):
-            unread = search.unread(found, partial(search.series.below, directory))
-            names = names_in(directory, search.snapshot, search.unread(found))
+            unread = search.error_handler(found, partial(search.series.below, directory))
+            names = names_in(directory, search.snapshot, search.error_handler(found))
             for pointer in pointers_in(directory, names, search.snapshot, unread):
                 with reporting(unread):
                     candidates = search.series.candidates(pointer, directory)

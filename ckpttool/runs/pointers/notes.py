@@ -341,7 +341,7 @@ class Notes(SearchedKind):
     where = "DIR, the directory above, all below"
 
     def find(self, search: Search, found: PointerProtections) -> None:
-        index, unread = search.index, search.unread(found)
+        index, unread = search.index, search.error_handler(found)
         mentions, tops = Mentions(index), (search.above, search.root)
         around = ((directory, names_in(directory, search.snapshot, unread)) for directory in tops)
         below = directories_below(search.root, index, unread) if search.recursive else ()

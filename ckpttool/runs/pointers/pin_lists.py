@@ -70,7 +70,7 @@ class Remark:
         return self.note is None and self.until is None and not self.facts
 
 
-NOTHING = Remark()
+NO_REMARK = Remark()
 
 
 def remarks_in(text: str) -> dict[str, Remark]:
@@ -183,7 +183,7 @@ def with_remark(text: str, name: str, remark: Remark) -> str:
     # parsed, and must differ from the old one in this remark alone.
     now = parse_toml(text)
     other_remarks = {key: value for key, value in now.pop(TABLE, {}).items() if key != name}
-    is_written = remarks_in(text).get(name, NOTHING) == replace(remark, fault=None)
+    is_written = remarks_in(text).get(name, NO_REMARK) == replace(remark, fault=None)
     if now != tables or other_remarks != others or not is_written:
         raise ValueError(f"[{TABLE}] is written in a way that can't be edited in place")
     return text
@@ -214,7 +214,7 @@ def rename_remarks(text: str, renamed: Mapping[str, str]) -> str:
     moving = {old: known[old] for old in renamed if old in known}
     # All old remarks are removed before a new one is written: names may be swapped.
     for old in moving:
-        text = with_remark(text, old, NOTHING)
+        text = with_remark(text, old, NO_REMARK)
     for old, remark in moving.items():
         text = with_remark(text, renamed[old], remark)
     return text
@@ -248,7 +248,7 @@ class Pin(NamedTuple):
     file: str
     name: str
     path: str
-    remark: Remark = NOTHING
+    remark: Remark = NO_REMARK
 
     @property
     def exists(self) -> bool:
@@ -265,7 +265,7 @@ def pins_in(file: str, text: str) -> Iterator[Pin]:
         raise unreadable(file, error) from error
     for name in names:
         path = shown(fs.normpath(os.path.join(directory, name)))
-        yield Pin(file, name, path, remarks.get(name, NOTHING))
+        yield Pin(file, name, path, remarks.get(name, NO_REMARK))
 
 
 def pins_of(file: str) -> list[Pin]:
@@ -342,7 +342,7 @@ class PinList(TextKind, SearchedKind):
                 _leave_alone(found, groups, file, f"{KEY} can't be read: {why}")
                 continue
             for name in names:
-                remark = remarks.get(name, NOTHING)
+                remark = remarks.get(name, NO_REMARK)
                 if remark.fault is not None:
                     found.warnings.append(fault_text(file, name, remark))
                 if not remark.has_ended:
@@ -558,7 +558,7 @@ def _follow_pin(found: PointerProtections, pinned: Pin, search: Search) -> None:
     # The checkpoint at the path itself is protected, or else the target of a symlink there, or the checkpoint
     # around the path. A pin whose path is missing may be misspelt, or its checkpoint was renamed by another
     # program: the series that its name fits are left alone. If even its directory is missing, that was moved
-    # or removed on purpose: only checkpoints of the same name are protected, and all others may be removed.
+    # or removed as a whole: only checkpoints of the same name are protected, and all others may be removed.
     index, series, snapshot = search.index, search.series, search.snapshot
     directory, path = os.path.dirname(pinned.file), _pin_path(pinned)
     if (fault := _name_fault(pinned, snapshot)) is not None:
@@ -576,7 +576,7 @@ def _follow_pin(found: PointerProtections, pinned: Pin, search: Search) -> None:
         if snapshot.isdir(beside or os.curdir):
             _leave_alone(found, series.beside(path), pinned.file, dangling)
         elif _GLOB.search(pinned.name):
-            _leave_alone(found, series.like(path, directory), pinned.file, dangling)
+            _leave_alone(found, series.by_name_below(path, directory), pinned.file, dangling)
         else:
             _protect_namesakes(found, pinned, index, dangling)
     else:

@@ -25,7 +25,7 @@ from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.interface import natural
 from ckpttool.formats.tensorflow.prefix import INDEX
 from ckpttool.runs.pointers.pin_lists import (
-    NOTHING,
+    NO_REMARK,
     Pin,
     Remark,
     changed_text,
@@ -175,7 +175,7 @@ def _write_lists(
             try:
                 known = remarks_in(text)
                 for name in dict.fromkeys(_name_in(file, place) for place in named):
-                    old = known.get(name, NOTHING)
+                    old = known.get(name, NO_REMARK)
                     if (new := merged(old, update, facts)) != old:
                         text = with_remark(text, name, new)
             except ValueError as error:
@@ -216,7 +216,7 @@ def remark_on(path: str) -> Remark:
             continue
         if (found := known.get(_name_in(file, place))) is not None:
             return found
-    return NOTHING
+    return NO_REMARK
 
 
 def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
@@ -355,6 +355,8 @@ def _name_in(file: str, place: CheckpointPlace) -> str:
 
 def _is_pin_of(place: CheckpointPlace, pinned: Pin) -> bool:
     """Return whether a pin means a checkpoint, by any of its names."""
+    # A user may write the prefix of a TensorFlow checkpoint, its index, or another of its files. Directories
+    # are compared as real paths, as the list may be reached by a symlink.
     directory, name = os.path.split(fs.normpath(os.path.join(os.path.dirname(pinned.file), pinned.name)))
     is_beside = fs.realpath(directory) == fs.realpath(place.directory)
     return is_beside and (name in place.names or name.removesuffix(INDEX) == place.name)

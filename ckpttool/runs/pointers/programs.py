@@ -230,7 +230,7 @@ class DigestList(TextKind):
         if match is None:
             return line
         name, digest = self._name(match), match["digest"]
-        # A digest that was wrong before, as of a file that had already been damaged, isn't made right.
+        # A digest that was wrong before is kept: it shows that the file had been damaged.
         change = changes.get(os.path.normpath(name))
         if change is not None and digest.lower() == change.before:
             digest = change.after
@@ -325,10 +325,10 @@ class BestInside(SearchedKind):
         # If it can't be read (permissions, a disk's error), its state may name any checkpoint of the series.
         for error in search.errors:
             if isinstance(error, AccessDenied):
-                search.unread(found, partial(search.series.below, os.path.dirname(error.path)))(error)
+                search.error_handler(found, partial(search.series.below, os.path.dirname(error.path)))(error)
         for group in search.groups:
             candidates = [group] if len(group.entries) > 1 else []
-            unread = search.unread(found, partial(list, candidates))
+            unread = search.error_handler(found, partial(list, candidates))
             newest = self._newest(group, search, unread)
             for pointer in () if newest is None else self._pointers(newest, search.snapshot, unread):
                 with reporting(unread):
@@ -381,7 +381,7 @@ class NeededFiles(SearchedKind):
     def find(self, search: Search, found: PointerProtections) -> None:
         # Parts in a directory below an index (``shards/model-1.bin``) are not removed with it. That is right
         # if several checkpoints share them; those of a single one would be left behind, so it is protected.
-        index, entries, unread = search.index, search.entries, search.unread(found)
+        index, entries, unread = search.index, search.entries, search.error_handler(found)
         deeper: dict[str, list[Entry]] = defaultdict(list)
         for entry in entries:
             with reporting(unread):
@@ -405,7 +405,7 @@ class NeededFiles(SearchedKind):
             is_index = isinstance(entry.unit.format, SetFormat) and entry.name.endswith(".json")
             if is_index and entry.fault is not None and code_of(entry.fault) is Code.UNREADABLE:
                 error = AccessDenied(entry.unit.path, entry.fault)
-                search.unread(found, partial(search.series.below, entry.directory))(error)
+                search.error_handler(found, partial(search.series.below, entry.directory))(error)
 
 
 def _part_of(name: str) -> Reason:
@@ -512,7 +512,7 @@ class Symlink(TextKind, SearchedKind):
     def find(self, search: Search, found: PointerProtections) -> None:
         if not fs.place_of(search.root).has_links:
             return
-        unread = search.unread(found)
+        unread = search.error_handler(found)
         near = names_in(search.above, search.snapshot, unread).values()
         beside = [entry.path for entry in near if entry.is_symlink()]
         for link in [*beside, *_links_below(search.root, search.snapshot, unread)]:

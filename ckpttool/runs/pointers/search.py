@@ -429,7 +429,7 @@ class Search:
         """Return the parent directory."""
         return fs.dirname(self.snapshot.realpath(self.root))
 
-    def unread(
+    def error_handler(
         self, found: PointerProtections, groups: Callable[[], Iterable[Group]] | None = None
     ) -> OnError:
         """Return a handler of unreadable pointers that leaves alone some series, by default all."""
@@ -538,7 +538,7 @@ class SeriesIndex:
         beside = [group for group in self._groups if real in self._real_directories(group)]
         return _groups_of_name(beside, path) or beside
 
-    def like(self, path: str, directory: str) -> list[Group]:
+    def by_name_below(self, path: str, directory: str) -> list[Group]:
         """Return the series below a directory that a name would belong to, else all of them."""
         below = self.below(directory)
         return _groups_of_name(below, path) or below

@@ -318,6 +318,8 @@ def _name_conflict(
 
 def fold_name(name: str) -> str:
     """Return a name as file systems compare it that ignore case and normalise Unicode (APFS, NTFS)."""
+    # Case folding can decompose a character (``ǰ`` becomes ``j`` and a combining caron), so the result is
+    # normalised again.
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 

@@ -97,7 +97,7 @@ class NoteUpdate:
 
 
 @dataclass(slots=True)
-class Updates:
+class PointerUpdates:
     """Updates of texts and links, by directory of their journal, and files that can't be changed.
 
     Attributes:
@@ -161,6 +161,8 @@ class Scene:
 
     def journal_directory(self, directory: str) -> str | None:
         """Return the nearest directory with checkpoints that a directory is in."""
+        # Journals are in directories of checkpoints. A note elsewhere in the tree is changed by the journal
+        # of the nearest one above it, under a path with directories.
         real = self.snapshot.realpath(directory)
         while real not in self._real_directories:
             above = os.path.dirname(real)
@@ -262,6 +264,8 @@ class NoteRewriter:
 
 def _leads_to(front: str, directory: str, target: str, snapshot: Snapshot) -> bool:
     """Return whether the path in front of a name leads to ``target``: others may have the name, too."""
+    # A path in a note may be relative to the note's directory or to any one above it, such as that in which
+    # the training was started. A parent with the right name is enough, as the tree may have been moved.
     real, base = snapshot.realpath(target), snapshot.realpath(directory)
     if real == base or os.path.basename(front.rstrip("/")) == os.path.basename(real):
         return True
@@ -272,7 +276,7 @@ def _leads_to(front: str, directory: str, target: str, snapshot: Snapshot) -> bo
     return True
 
 
-def updates_for(scene: Scene, moved: PathRenames) -> Updates:
+def updates_for(scene: Scene, moved: PathRenames) -> PointerUpdates:
     """Return the updates that new names require, by the files on disk now.
 
     Files in the directory of a renamed checkpoint belong to its journal.
@@ -288,7 +292,7 @@ class _Collector:
     """Collects the updates that new names require, reading files from the disk."""
 
     def __init__(self, scene: Scene, moved: PathRenames, notes: NoteRewriter) -> None:
-        self.updates = Updates()
+        self.updates = PointerUpdates()
         self._scene = scene
         self._moved = moved
         self._notes = notes
@@ -324,6 +328,7 @@ class _Collector:
         directory = entry.directory
         new = self._moved.renamer(os.path.join(directory, entry.name), os.curdir, directory, near=[directory])
         changed: dict[str, FileChange] = {}
+        # Files inside keep their names, so lists of digests there change only by new contents of other files.
         for kind in text_kinds(FilePlace.INSIDE):
             if not kind.has_digests:
                 changed |= self._add_all_inside(entry, kind, new, NO_CHANGES)
@@ -358,7 +363,9 @@ class _Collector:
             try:
                 if not file.is_file(follow_symlinks=False):
                     continue
-                if kind is not None and _is_too_large(kind, file):
+                # Only the name of a large file resembles a kind, unless the kind has exactly this name.
+                is_sure = kind is not None and name in kind.files and kind.formats is None
+                if kind is not None and not is_sure and file.stat().st_size > kind.limit:
                     continue
             except OSError:  # removed since it was listed
                 continue
@@ -490,12 +497,6 @@ def _rewrite(
         faults[path] = getattr(failure, "strerror", None) or str(failure)
         return None
     return None if before is None or after == before else Rewrite(name, before, after)
-
-
-def _is_too_large(kind: TextKind, file: os.DirEntry[str]) -> bool:
-    """Return whether a file is too large for its kind, so that only its name is similar."""
-    is_sure = file.name in kind.files and kind.formats is None
-    return not is_sure and file.stat().st_size > kind.limit
 
 
 def _file_change(rewrite: Rewrite) -> FileChange:

@@ -34,8 +34,8 @@ from ckpttool.runs.renaming.names import (
 from ckpttool.runs.renaming.pointer_updates import (
     NoteRewriter,
     PathRenames,
+    PointerUpdates,
     Scene,
-    Updates,
     link_holders,
     note_directories,
     updates_for,
@@ -134,6 +134,8 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     pointers = Pointers(
         root, surveyed.groups, recursive=request.recursive, asks_trackers=True, snapshot=snapshot
     )
+    # A writer goes on under the old name, and another checkpoint's index or a tracker isn't updated here. All
+    # other pointers are, and are no reason to keep a name.
     for path, reasons in pointers.protections().reasons.items():
         for reason in reasons:
             if code_of(reason) in (Code.BEING_WRITTEN, Code.PART_OF, Code.REGISTERED):
@@ -173,7 +175,7 @@ def _plan_with_updates(
     scene: Scene,
     existing_names: Mapping[str, Mapping[str, object]],
     kept_names: dict[str, str],
-) -> tuple[RenamePlan, PathRenames, Updates]:
+) -> tuple[RenamePlan, PathRenames, PointerUpdates]:
     """Return a plan, its names and updates, in which checkpoints named in unchangeable files keep theirs."""
     # A checkpoint that keeps its name may collide with a new one, or need other updates, so the plan is made
     # again. Each round keeps at least one more name, so this ends.
@@ -189,7 +191,7 @@ def _plan_with_updates(
 
 
 def _reasons_to_stay(
-    plan: RenamePlan, scene: Scene, moved: PathRenames, updates: Updates
+    plan: RenamePlan, scene: Scene, moved: PathRenames, updates: PointerUpdates
 ) -> Iterator[tuple[str, str]]:
     """Yield checkpoints that keep their names, as a file that names them can't be changed, with reasons."""
     entries = {(one.entry.directory, one.entry.name): one.entry for one in plan.renamings}
@@ -218,7 +220,7 @@ def _unknown_fields(template: Template, entries: Sequence[Entry]) -> tuple[list[
     return unknown, ", ".join(names)
 
 
-def _stale_notes(updates: Updates, notes: NoteRewriter) -> Iterator[Problem]:
+def _stale_notes(updates: PointerUpdates, notes: NoteRewriter) -> Iterator[Problem]:
     """Yield the notes that will have old names of checkpoints after the rename."""
     for note in updates.notes:
         names = list(notes.lost(note))
@@ -407,6 +409,7 @@ def rename(
     root = require_directory(request.directory)
     parse_template(request.template)
     with _RenameLocks() as locks:
+        # A root may be read-only if only directories below it have checkpoints.
         if os.access(root, os.W_OK):
             locks.acquire(root)
         planned = plan_rename(request)
@@ -514,7 +517,8 @@ def _operation_lists(planned: PlannedNames) -> dict[str, OperationList]:
     renamings: dict[str, list[Renaming]] = defaultdict(list)
     for one in planned.plan.renamings:
         renamings[one.entry.directory].append(one)
-    now = replace(planned.scene, snapshot=Snapshot())  # the confirmation may have taken long
+    # Files are read anew, as they may have changed while the user was asked.
+    now = replace(planned.scene, snapshot=Snapshot())
     updates = updates_for(now, PathRenames(names_of(planned.plan.renamings), now.snapshot))
     directories = list(dict.fromkeys([*renamings, *updates.directories]))
     lists = {

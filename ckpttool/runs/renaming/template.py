@@ -176,6 +176,8 @@ def _field(text: str, start: int, content: str, before: str) -> TemplateField:
 
 def render(template: Template, values: Mapping[str, Value]) -> str:
     """Return the name that a template gives to a checkpoint."""
+    # ``{run?}-e{epoch}`` without a run is ``e3``, not ``-e3``: if all fields so far were omitted, separators
+    # at the start are omitted, too.
     name, is_cut = "", False
     for field in template.fields:
         value = values.get(field.name)
@@ -229,7 +231,9 @@ def run_of(stem: str, directory: str) -> str:
     if fields.blank == stem:
         return stem or os.path.basename(os.path.abspath(directory))
     run, before = os.path.commonprefix([stem, fields.blank]), None  # noqa: RUF071, of characters
-    while run != before:  # ``run-epoch_`` ends in a separator and in what names the field
+    # The common start of a name and its pattern (``resnet-epoch_`` of ``resnet-epoch_12``) ends with
+    # separators and the keys of fields, which are removed one after the other: ``resnet``.
+    while run != before:
         before, bare = run, run.rstrip(_RUN_SEPARATORS)
         metric = next((name for name in fields.metrics if bare.endswith(name)), None)
         run = bare.removesuffix(metric) if metric else _KEY.sub("", bare)

@@ -17,7 +17,6 @@ from ckpttool.integrations.matplotlib import (
     Drawing,
     HeatMap,
     Lines,
-    NumberTable,
     check_can_draw,
     kind_of,
     picture,
@@ -27,7 +26,7 @@ NAN, INF = float("nan"), float("inf")
 BARS = Bars("relative change", ["fc.weight", "fc.bias", "gone"], [0.25, 0.5, None])
 HEAT = HeatMap("by step", ["fc.weight", "fc.bias"], ["2.pth", "3.pth"], [[0.1, 0.01], [None, 1.0]], True)
 LINES = Lines("loss", ["1.pth", "2.pth", "3.pth"], {"train": [3.0, None, 1.0], "val": [3.5, 2.5, NAN]})
-NUMBERS = NumberTable(["tensor", "L2"], [["fc.weight", "0.25"]])
+TABLE = [["tensor", "L2"], ["fc.weight", "0.25"]]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -60,9 +59,9 @@ class _Page(HTMLParser):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_numbers_give_the_same_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = picture(kind, "a title", [BARS, HEAT, LINES], NUMBERS)
+    first = picture(kind, "a title", [BARS, HEAT, LINES], TABLE)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
-    assert picture(kind, "a title", [BARS, HEAT, LINES], NUMBERS) == first
+    assert picture(kind, "a title", [BARS, HEAT, LINES], TABLE) == first
     assert not re.search(rb"20\d\d-\d\d-\d\d", first)
     begin = {"svg": b"<?xml", "png": b"\x89PNG\r\n\x1a\n", "html": b"<!doctype html>"}
     assert first.startswith(begin[kind])
@@ -118,7 +117,7 @@ def test_many_rows_stay_readable() -> None:
 
 
 def test_page_holds_picture_and_table() -> None:
-    page = picture("html", "a title", [BARS], NUMBERS).decode()
+    page = picture("html", "a title", [BARS], TABLE).decode()
     found = _Page(page)
     assert found.tags.count("svg") == 1
     assert found.cells == ["a title", "tensor", "L2", "fc.weight", "0.25"]
@@ -147,7 +146,7 @@ def test_names_are_names(kind: str) -> None:
         HeatMap(HOSTILE[1], HOSTILE, HOSTILE, [ones] * len(HOSTILE)),
         Lines(HOSTILE[2], HOSTILE, dict.fromkeys(HOSTILE, ones)),
     ]
-    drawn = picture(kind, HOSTILE[3], drawings, NumberTable(HOSTILE, [HOSTILE])).decode()
+    drawn = picture(kind, HOSTILE[3], drawings, [HOSTILE, HOSTILE]).decode()
     if kind == "svg":
         root = ElementTree.fromstring(drawn)
         tags = [one.tag.rpartition("}")[2] for one in root.iter()]

@@ -34,13 +34,13 @@ def test_weights_alone_where_they_moved(drawn: Drawn) -> None:
     title = "relative change |Δ| / |a|"
     assert drawn.drawings == [HeatMap(title, ["fc"], ["weight", "bias"], [[0.25, 0.5]], is_logarithmic=True)]
     assert drawn.title.startswith("3 of 10 tensors changed")
-    assert [row[0] for row in drawn.numbers.rows] == ["fc.bias", "fc.weight", "state.0.step"]
+    assert [row[0] for row in drawn.table[1:]] == ["fc.bias", "fc.weight", "state.0.step"]
 
 
 def test_strings_have_no_bar(drawn: Drawn) -> None:
     picture_of(difference(change_of_strings("words"), change("fc.weight", 0.5)))
     assert (drawn.drawings[0].rows, drawn.drawings[0].columns) == (["fc"], ["weight"])
-    assert not any("nan" in cell.lower() for row in drawn.numbers.rows for cell in row)
+    assert not any("nan" in cell.lower() for row in drawn.table[1:] for cell in row)
 
 
 def test_the_rest_where_no_weight_moved(drawn: Drawn) -> None:

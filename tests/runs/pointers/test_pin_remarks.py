@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from ckpttool import CheckpointError, Policy, list_checkpoints, pin, rename, undo, unpin
 from ckpttool.containers.toml import parse_toml, quote
-from ckpttool.runs.pointers.pin_lists import NOTHING, Remark, merged, remarks_in, rename_remarks, with_remark
+from ckpttool.runs.pointers.pin_lists import (
+    NO_REMARK,
+    Remark,
+    merged,
+    remarks_in,
+    rename_remarks,
+    with_remark,
+)
 from tests.support.commands import Run
 from tests.support.retention import dry_run, kept_reasons
 
@@ -171,4 +178,4 @@ def test_comments_in_a_table_stay() -> None:
 def test_an_empty_note_and_an_empty_fact_go() -> None:
     old = Remark("x", date(2030, 1, 1), {"data": "a", "seed": "1"})
     assert merged(old, Remark(""), {"data": None}) == Remark(None, date(2030, 1, 1), {"seed": "1"})
-    assert merged(NOTHING, Remark("n"), {"seed": "2"}) == Remark("n", None, {"seed": "2"})
+    assert merged(NO_REMARK, Remark("n"), {"seed": "2"}) == Remark("n", None, {"seed": "2"})

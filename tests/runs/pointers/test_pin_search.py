@@ -121,7 +121,7 @@ def test_a_pipe_is_no_list_and_is_not_waited_for(run, runs: Path) -> None:
         with pytest.raises(DamagedCheckpoint, match="not a regular file"):
             change([runs / "exp1" / NAME])
     answer = run("pin", "--list", runs)
-    assert (answer.status, answer.out) == (2, "") and "no regular file" in answer.err
+    assert (answer.status, answer.out) == (2, "") and "not a regular file" in answer.err
     assert pruned(runs / "exp1").plan.removals == ()
 
 
