@@ -4,7 +4,7 @@
 ``verify_all(paths)``, ``diff(a, b)``, ``list_checkpoints(directory)``, ``latest(directory)`` and
 ``prune(request)`` return frozen results, the same that the command line shows.
 
-The names are imported when they are first used: `import ckpttool` costs nothing.
+Names are imported at their first use, so that `import ckpttool` is fast.
 """
 
 from __future__ import annotations

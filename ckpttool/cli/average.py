@@ -35,7 +35,7 @@ class AverageCommand:
     sources: Sequence[str] = argument("SRC...", "Checkpoints, the oldest first; or a directory of a series.")
     target: str = target_argument()
     weights: str | None = option(
-        "--weights", metavar="W,W,...", help="Let each SRC count so much: 1,2,1.", panel=AVERAGE_PANEL
+        "--weights", metavar="W,W,...", help="Set the weight of each SRC: 1,2,1.", panel=AVERAGE_PANEL
     )
     ema: float | None = option(
         "--ema",
@@ -66,8 +66,8 @@ class AverageCommand:
 def average(command: AverageCommand) -> int:
     """Average the weights of several checkpoints into one and compare the result.
 
-    Sums are made in float64 and rounded once. Whole numbers, such as counters, are those of the last SRC. DST
-    holds weights alone, and is written completely or not at all.
+    Sums are computed in float64 and rounded once. Integers, such as counters, are taken from the last SRC.
+    DST holds only weights, and is written completely or not at all.
     """
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.ops.average import open_average, plan_average, shares_of
@@ -76,10 +76,15 @@ def average(command: AverageCommand) -> int:
     if command.last is not None or command.best is not None:
         paths = _of_series(command)
     elif command.metric is not None or command.mode is not None or command.scope != Scope():
-        raise UsageError("--metric, --mode, --metrics and --series go with --last N or --best N")
+        raise UsageError("--metric, --mode, --metrics and --series are only valid with --last N or --best N")
     else:
         paths = [*map(single_checkpoint, command.sources)]
-    weights = None if command.weights is None else _numbers(command.weights)
+    weights = None
+    if command.weights is not None:
+        try:
+            weights = [float(one) for one in command.weights.split(",")]
+        except ValueError as error:
+            raise UsageError(f"--weights {command.weights}: expected numbers, such as 1,2,1") from error
     with open_average(paths, shares_of(len(paths), weights, command.ema)) as averaged:
         return plan_and_convert(
             lambda path, model: plan_average(averaged, path, how, model),
@@ -91,7 +96,7 @@ def average(command: AverageCommand) -> int:
 
 
 def _of_series(command: AverageCommand) -> list[str]:
-    """Return the checkpoints that ``--last`` or ``--best`` chooses in a directory."""
+    """Return the checkpoints that ``--last`` or ``--best`` selects in a directory."""
     from ckpttool.cli.paths import say_inferred_mode
     from ckpttool.cli.progress import ProgressLines
     from ckpttool.runs.average_sources import best_checkpoints, newest_checkpoints
@@ -101,10 +106,10 @@ def _of_series(command: AverageCommand) -> list[str]:
         raise UsageError("--last and --best take one directory")
     (directory,) = command.sources
     if (command.last is None) == (command.best is None):
-        raise UsageError("--last and --best exclude each other")
+        raise UsageError("--last and --best are mutually exclusive")
     if command.last is not None:
         if metric is not None or mode is not None:
-            raise UsageError("--metric and --mode go with --best N")
+            raise UsageError("--metric and --mode are only valid with --best N")
         return newest_checkpoints(directory, command.last, scope, jobs=jobs, progress=ProgressLines())
     if metric is None or command.best is None:
         raise UsageError("--best needs --metric NAME, such as val_loss")
@@ -113,10 +118,3 @@ def _of_series(command: AverageCommand) -> list[str]:
     )
     say_inferred_mode(metric, mode)
     return found
-
-
-def _numbers(text: str) -> list[float]:
-    try:
-        return [float(one) for one in text.split(",")]
-    except ValueError as error:
-        raise UsageError(f"--weights {text}: no list of numbers (such as 1,2,1)") from error

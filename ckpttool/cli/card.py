@@ -24,21 +24,21 @@ class CardCommand:
         *("--output", "-o"), metavar="FILE", help="Write to this file: .md or .json.", is_output=True
     )
     force: bool = in_output("--force", "-f", help="Replace an existing FILE.", default=False)
-    verify: bool = in_output("--verify", help="Verify PATH, too, and say what was checked.", default=False)
+    verify: bool = in_output("--verify", help="Also verify PATH, and list the checks.", default=False)
     note: str | None = option(
-        "--note", metavar="TEXT", help="Note this of PATH; an empty TEXT removes it.", panel=REMARK_PANEL
+        "--note", metavar="TEXT", help="Set the note on PATH; an empty TEXT removes it.", panel=REMARK_PANEL
     )
     facts: Sequence[str] = option(
         "--set",
         metavar="KEY=TEXT",
-        help="Note a fact of PATH, such as data=CIFAR-10 or license=mit.",
+        help="Record a fact about PATH, such as data=CIFAR-10 or license=mit.",
         panel=REMARK_PANEL,
         default=(),
     )
     sources: Sequence[str] = option(
         "--from",
         metavar="SRC",
-        help="Note that PATH was made from SRC, with its SHA-256.",
+        help="Record SRC, with its SHA-256, as a source of PATH.",
         panel=REMARK_PANEL,
         default=(),
     )
@@ -46,11 +46,12 @@ class CardCommand:
 
 
 def card(command: CardCommand) -> int:
-    """Write a card of a checkpoint in Markdown: what it is, its digests and metrics, and how to load it.
+    """Write a Markdown card of a checkpoint: contents, digests, metrics, and how to load it.
 
-    With --note, --set and --from, note what people should know of it; this is kept beside it, as pins are,
-    and shown by inspect.
+    Notes of --note, --set and --from are stored next to the checkpoint, as pins are, and shown by inspect.
     """
+    import json
+
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.runs.card import card as make_card
 
@@ -58,24 +59,30 @@ def card(command: CardCommand) -> int:
     place = single_checkpoint(command.path)
     as_json = command.json or (output is not None and output.lower().endswith(".json"))
     if output is not None:
-        _check_output(output, force=command.force)
+        if not output.lower().endswith((".md", ".json")):
+            raise UsageError(f"-o {output}: a card is Markdown (.md) or JSON (.json)")
+        if fs.isfile(output) and not command.force:
+            raise UsageError(f"{output} already exists (--force replaces it)")
+    # Notes are written first, so that the card has them; the file's name was checked before any change.
     if note is not None or command.facts or command.sources:
         from ckpttool.runs.card import source_text
         from ckpttool.runs.pointers.pin_lists import parse_facts
         from ckpttool.runs.pointers.pins import remark
 
-        told = dict(map(_fact, command.facts))
+        facts = dict(map(_fact, command.facts))
         if command.sources:
-            told["source"] = "; ".join(map(source_text, command.sources))
-        done = remark([place], note=note, facts=parse_facts(told))
-        for message in done.recovered:
+            facts["source"] = "; ".join(map(source_text, command.sources))
+        changed = remark([place], note=note, facts=parse_facts(facts))
+        for message in changed.recovered:
             say_warning(message)
     with progress("reading", 0) as advance:
         made = make_card(place, verify=command.verify, advance=advance)
     if output is None and as_json:
         print_json(made.to_dict())
         return 0
-    text = f"{_dumps(made.to_dict())}\n" if as_json else made.to_markdown()
+    text = made.to_markdown()
+    if as_json:
+        text = f"{json.dumps(made.to_dict(), indent=1, ensure_ascii=False)}\n"
     if output is None:
         print(text, end="")
     else:
@@ -85,21 +92,8 @@ def card(command: CardCommand) -> int:
     return 0
 
 
-def _check_output(output: str, *, force: bool) -> None:
-    if not output.lower().endswith((".md", ".json")):
-        raise UsageError(f"-o {output}: a card is Markdown (.md) or JSON (.json)")
-    if fs.isfile(output) and not force:
-        raise UsageError(f"{output} already exists (--force replaces it)")
-
-
 def _fact(text: str) -> tuple[str, str]:
     key, mark, value = text.partition("=")
     if not mark:
         raise UsageError(f"--set {text}: expected KEY=TEXT")
     return key.strip(), value
-
-
-def _dumps(document: object) -> str:
-    import json
-
-    return json.dumps(document, indent=1, ensure_ascii=False)

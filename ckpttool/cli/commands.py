@@ -1,7 +1,6 @@
-"""The table of commands, and the group that finds one.
+"""The table of commands, the click group that imports a command by its name, and parameters from options.
 
-Only the command that is asked for is imported: the others would slow down the start. Help is plain text for
-the same reason: importing Rich takes longer.
+Help is plain text, since importing Rich would take longer than the rest of the start.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ckpttool.storage.held import holding
 
 
 class CommandEntry(NamedTuple):
-    """The module and the function of a command, and its line in the help."""
+    """Module and function of a command, and its line in the help of ``ckpttool``."""
 
     module: str
     function: str
@@ -37,9 +36,9 @@ class CommandEntry(NamedTuple):
 
 COMMANDS = {
     "inspect": CommandEntry("inspect", "inspect", "Show what a checkpoint contains."),
-    "card": CommandEntry("card", "card", "Write a card of a checkpoint, and note what people say of it."),
+    "card": CommandEntry("card", "card", "Write a card of a checkpoint, and add notes to it."),
     "verify": CommandEntry("verify", "verify", "Check that checkpoints are intact, sane and safe."),
-    "explain": CommandEntry("explain", "explain", "Explain a finding: what it means, and what to do."),
+    "explain": CommandEntry("explain", "explain", "Explain what a finding means and what to do about it."),
     "list": CommandEntry("list", "list_", "List the checkpoints in a directory, series by series."),
     "report": CommandEntry("report", "report", "Write one HTML page about a directory of checkpoints."),
     "latest": CommandEntry("latest", "latest", "Print the path of the newest intact checkpoint."),
@@ -50,7 +49,7 @@ COMMANDS = {
     "merge": CommandEntry(
         "convert", "merge", "Merge the parts that a distributed job wrote into one checkpoint."
     ),
-    "salvage": CommandEntry("salvage", "salvage", "Save what is whole of a damaged checkpoint."),
+    "salvage": CommandEntry("salvage", "salvage", "Save the intact tensors of a damaged checkpoint."),
     "average": CommandEntry("average", "average", "Average the weights of several checkpoints."),
     "copy": CommandEntry("copy", "copy", "Copy checkpoints to another disk or an object store."),
     "prune": CommandEntry("prune", "prune", "Remove old checkpoints by a retention policy."),
@@ -60,24 +59,25 @@ COMMANDS = {
     "undo": CommandEntry("undo", "undo", "Undo the last prune --trash or rename."),
     "pin": CommandEntry("pin", "pin", "Protect checkpoints from pruning."),
     "unpin": CommandEntry("pin", "unpin", "Remove pins."),
-    "init": CommandEntry(
-        "config_commands", "init", "Write a ckpttool.toml in which everything is commented out."
-    ),
-    "config": CommandEntry("config_commands", "config", "Show the configuration that is in force."),
+    "init": CommandEntry("config_commands", "init", "Write a ckpttool.toml with every key commented out."),
+    "config": CommandEntry("config_commands", "config", "Show the configuration in force."),
 }
 
 _PAGED = frozenset({"inspect", "verify", "explain", "list", "diff", "config"})
 """Commands whose output is for reading: they change nothing, ask nothing, and print several lines."""
 
 _CHANGING = frozenset(COMMANDS) - _PAGED - {"latest", "watch"}
-"""Commands that write into the directories they are given; ``watch`` opens its own at each look."""
+"""Commands that write into the directories they are given; ``watch`` opens them at each look instead."""
 _CHANGES = ("write_manifest", "sample")
-"""Options that make ``verify`` write there as well."""
+"""Options with which ``verify`` writes into them, too."""
 
 
 class Commands(click.Group):
     """The group of all commands, which lists them without importing any."""
 
+    # Importing all commands would slow down the start of each, and completion while the user types. click
+    # gets an empty command for each name, which is enough to list and complete names; ``resolve_command``
+    # imports the one whose name is on the command line.
     def __init__(self) -> None:
         listed = {name: click.Command(name, short_help=text) for name, text in self.summaries.items()}
         super().__init__(
@@ -130,7 +130,7 @@ class Commands(click.Group):
 
 @cache
 def command_named(name: str) -> Command:
-    """Return a command."""
+    """Import a command."""
     entry = COMMANDS[name]
     run = getattr(import_module(f".{entry.module}", __package__), entry.function)
     changes = _CHANGES if name == "verify" else name in _CHANGING
@@ -175,9 +175,11 @@ def _shell_option(flag: str, help: str, *, installs: bool) -> click.Option:
 @click.pass_context
 def _help(context: click.Context, command: str | None, man: str | None) -> None:
     """Show the help of a command, or write the manual pages."""
-    group, above = _group_of(context)
+    above = context.parent
+    assert above is not None and isinstance(above.command, Commands)
+    group = above.command
     if man is not None and command is not None:
-        raise UsageError("--man goes without a COMMAND")
+        raise UsageError("--man takes no COMMAND")
     if man is not None:
         from ckpttool.cli.help import write_pages
 
@@ -185,35 +187,31 @@ def _help(context: click.Context, command: str | None, man: str | None) -> None:
         return
     if command is not None:
         _, found, _ = group.resolve_command(above, [command])
-        assert found is not None  # else that is an error
+        assert found is not None  # an unknown one is an error
         above = found.make_context(command, [], parent=above, resilient_parsing=True)
     with paged():
         print(above.get_help())
-
-
-def _group_of(context: click.Context) -> tuple[Commands, click.Context]:
-    above = context.parent
-    assert above is not None and isinstance(above.command, Commands)
-    return above.command, above
 
 
 # Command --------------------------------------------------------------------------------------------
 
 
 class PathType(click.Path):
-    """A path, or the URL of something in a store; an empty text would mean the working directory."""
+    """A path, or the URL of an object in a store."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        # ``prune "$RUNS"`` with an unset variable must not prune the working directory, which is the path
+        # that an empty text stands for.
         if value == "":
-            raise UsageError("an argument is empty, and names nothing (a variable that isn't set?)")
+            raise UsageError("an argument is empty (an unset variable?)")
         return value if is_url(value) else str(Path(value))
 
 
 class Command(click.Command):
-    """A command that takes a record.
+    """A command whose parameters are the fields of a record.
 
     Attributes:
-        rows: The options and arguments of its parameters, by their names.
+        rows: Options and arguments by the names of their fields.
     """
 
     def __init__(
@@ -222,10 +220,10 @@ class Command(click.Command):
         """Make a command.
 
         Args:
-            name: Its name on the command line.
-            run: Takes the record that its first annotation names, and returns the exit status; its docstring
+            name: Name on the command line.
+            run: Takes a record, the type of its first parameter, and returns the exit status. Its docstring
                 is the help.
-            is_paged: Whether its output goes through a pager.
+            is_paged: Whether long output is shown in a pager.
             changes: Whether it writes to its arguments, or the options with which it does.
         """
         (self._record, *_) = get_type_hints(run).values()
@@ -241,7 +239,7 @@ class Command(click.Command):
 
     @property
     def arguments(self) -> list[click.Argument]:
-        """Return the parameters that are given by their places."""
+        """Return the positional parameters."""
         return [one for one in self.params if isinstance(one, click.Argument)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -252,31 +250,35 @@ class Command(click.Command):
             last = self.arguments[-1]
             found = self.make_parser(ctx).parse_args(given)[0].get(last.name or "")
             if error.param is not last and isinstance(found, str):
-                # Of one path alone, click takes the last argument to be there, and the first to be missing.
+                # ``merge a.pt``: click fills SRC... DST from the end, so that it would report SRC... as
+                # missing. The user has given the source and forgotten the target.
                 error.param = last
             raise
 
     def _call(self, **values: Any) -> int:
+        # A JSON document is for a program, and never paged. Directories of the paths that the command changes
+        # are opened before anything is looked up in them, so that another user who exchanges one of them, or
+        # replaces it by a symlink, can't redirect a removal or a write.
         record = self.record_of(click.get_current_context())
         is_paged = self._is_paged and not values.get("json")
         with paged() if is_paged else nullcontext(), holding(*self._held_paths(record)):
             return self._run(record)
 
     def record_of(self, context: click.Context) -> Any:
-        """Return the record that a parsed command line makes."""
-        return self._record(**by_field(self._record, self._given(context)))
-
-    def _given(self, context: click.Context) -> dict[str, Any]:
-        """Return the values on the command line in its order, so that the first wrong one is reported."""
-        return {
+        """Return the record of a parsed command line."""
+        # Only values that were given: the record has the defaults, and a configuration may replace those.
+        # They are in the order of the command line, so that the first wrong one is reported.
+        given = {
             name: _value_of(value, self.rows[name])
             for name, value in context.params.items()
             if name in self.rows and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         }
+        return self._record(**by_field(self._record, given))
 
     def _held_paths(self, record: Any) -> Iterator[str]:
         """Yield paths to write or modify; their directories are kept open during the command."""
 
+        # An option of a group is in its record or in its mapping, not in the command's record.
         def value_of(name: str) -> Any:
             group = self.rows[name].group
             holder = record if group is None else getattr(record, group)
@@ -344,7 +346,7 @@ def help_option() -> click.Option:
 
 
 def _under(panel: str | None, option: click.Option) -> click.Option:
-    option.panel = panel  # type: ignore[attr-defined]  # what our help reads
+    option.panel = panel  # type: ignore[attr-defined]  # for our help
     return option
 
 
@@ -360,7 +362,7 @@ def _parameter(row: Option) -> click.Parameter:
             metavar=row.metavar,
             shell_complete=completes,
         )
-        argument.described = row.help  # type: ignore[attr-defined]  # what our help reads
+        argument.described = row.help  # type: ignore[attr-defined]  # for our help
         return argument
     flags, help = (
         [*row.flags],
@@ -373,6 +375,9 @@ def _parameter(row: Option) -> click.Parameter:
         value = {} if row.negation is not None else {"flag_value": not default}
         option = click.Option([name, *flags], is_flag=True, default=default, help=help, **value)
     else:
+        # click converts numbers and words; texts with a parser are converted by the row, as those of a
+        # configuration are, so that both have the same errors. Rules are collected as a list, to report one
+        # that is given twice, of which click would take the last: ``--keep 10 --keep 1``.
         is_text = row.parse is not None or is_list
         option = click.Option(
             [name, *flags],
@@ -411,7 +416,7 @@ def _value_of(value: Any, row: Option) -> Any:
         return tuple(row.value_of(one, flag) for one in value)
     if isinstance(value, tuple):  # a rule
         if len(value) > 1:
-            raise UsageError(f"{flag} was given twice (give it once)")
+            raise UsageError(f"{flag} was given twice")
         (value,) = value
     return row.value_of(value, flag)
 

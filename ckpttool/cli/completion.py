@@ -1,4 +1,4 @@
-"""The values that a shell completes: formats, metrics, fields, findings, checks.
+"""Completion in shells: values of options and arguments, and the installation of the scripts.
 
 Shells run this while the user types: it prints nothing, is limited in time, and yields only words without
 special characters of shells, whatever a checkpoint contains.
@@ -29,7 +29,7 @@ _MOST_VALUES = 500
 _WIDEST = 76
 """Characters of a description: shells show it on the row of the value."""
 _WORD = re.compile(r"\w[\w./@%+,-]*")
-"""Words without special characters of shells: zsh evaluates the values twice."""
+"""Words without special characters of shells: zsh evaluates the values twice, so that ``$(…)`` would run."""
 
 Value = tuple[str, str]
 """A value and its description, which may be empty."""
@@ -58,7 +58,8 @@ class _TimeIsUp(BaseException):
 def _limited_time() -> Iterator[None]:
     """Stop after a time limit, or end the process if that fails; Windows has no such timer."""
     # Two timers: processor time for slow computing, and wall time for a disk that doesn't answer. The first
-    # signal raises an exception; if it can't interrupt the running code, the next one ends the process.
+    # signal raises an exception, and the values found so far are shown. Compiled code or a ``finally`` may
+    # hold it up; then the next signal, after the same time again, ends the process.
     if not _ALARMS:
         yield
         return
@@ -82,7 +83,7 @@ def _leave(*_: object) -> None:
 
 
 def brief(help: str) -> str:
-    """Return the first sentence of a help, without its notes in brackets, on one line."""
+    """Return the first sentence of a help text without its notes in brackets, cut to one line."""
     sentence = re.sub(r"\s*\[[^\]]*\]", "", help).partition(". ")[0].rstrip(".")
     sentence = sentence.replace("'", "’")  # zsh would drop it
     return sentence if len(sentence) <= _WIDEST else f"{sentence[: _WIDEST - 1].rstrip()}…"
@@ -128,7 +129,7 @@ def _findings(context: Any, incomplete: str) -> Iterator[Value]:
 
 
 def _checks(context: Any, incomplete: str) -> Iterator[Value]:
-    """Yield the checks that may follow those that were given, separated by commas."""
+    """Yield the given checks with one more, separated by commas."""
     from ckpttool.ops.verdict import CHECKS, PREDICTION
 
     given, comma, _ = incomplete.rpartition(",")
@@ -159,6 +160,9 @@ COMPLETIONS: Mapping[str, Callable[[Any, str], Iterator[Value]]] = {
 # Scripts of shells ----------------------------------------------------------------------------------
 
 
+# bash and fish read completions from the user's files at their start, and need no permission of an
+# administrator. fish loads any file in its directory of completions; bash needs a line in its profile, and
+# zsh a directory in ``fpath`` before ``compinit``.
 _PLACES = {
     "bash": ("~/.bash_completions/ckpttool.sh", "~/.bashrc", "source {script}"),
     "zsh": ("~/.zfunc/_ckpttool", "~/.zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit"),
@@ -173,7 +177,7 @@ def completion_script(command: click.Command) -> str:
 
 
 def install_completion(command: click.Command) -> str:
-    """Install the completion script of the shell that started this process; return a message."""
+    """Install the completion script of the shell that started this process; return the result in words."""
     from ckpttool.storage.directories import write_atomically
 
     shell = _shell()
@@ -183,7 +187,12 @@ def install_completion(command: click.Command) -> str:
         script.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(script, _script_of(shell, command).encode())
         if profile is not None:
-            _add_line(Path(profile).expanduser(), line.format(script=shlex.quote(str(script))))
+            line = line.format(script=shlex.quote(str(script)))
+            profile_path = Path(profile).expanduser()
+            text = profile_path.read_text("utf-8", "surrogateescape") if profile_path.exists() else ""
+            if line not in text.splitlines():
+                with profile_path.open("a", encoding="utf-8") as file:
+                    file.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")
     except OSError as error:
         raise from_os_error(error, script) from error
     return f"{shell} completion installed in {script}; it takes effect in the next shell"
@@ -203,14 +212,6 @@ def _shell() -> str:
     except ShellDetectionFailure:
         name = os.path.basename(os.environ.get("SHELL", ""))
     if name not in _PLACES:
-        raise UsageError(
-            f"no completion for the shell {name or 'of this terminal'!r}: there are {', '.join(_PLACES)}"
-        )
+        problem = f"no completion for {name}" if name else "unknown shell"
+        raise UsageError(f"{problem}; expected one of {', '.join(_PLACES)}")
     return name
-
-
-def _add_line(profile: Path, line: str) -> None:
-    text = profile.read_text("utf-8", "surrogateescape") if profile.exists() else ""
-    if line not in text.splitlines():
-        with profile.open("a", encoding="utf-8") as file:
-            file.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")

@@ -1,7 +1,7 @@
 """Configuration files: discovery, parsing, and trust.
 
 A file that was found rather than named may come from a download. It is read only if no other user could have
-written it, and until the user trusts it, its keys apply only to files below it.
+written it, and until the user trusts it, its keys can only affect files below it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import UsageError, from_os_error
@@ -22,21 +23,21 @@ if TYPE_CHECKING:
 NAME, PROJECT = "ckpttool.toml", "pyproject.toml"
 TABLES = ("verify", "retention", "naming", "watch")
 MAX_BYTES = 1 << 20
-"""Limit on the bytes of a configuration; they are written by hand."""
+"""Limit on the bytes of a configuration, which is written by hand."""
 _SETS_VERIFY = re.compile(
     rb"^[ \t]*(?:\[{1,2}[ \t]*verify\b[^\n]*\n(?:[ \t]*(?:#[^\n]*)?\r?\n)*[ \t]*[^\s#\[]|verify[ \t]*[.=])",
     re.MULTILINE,
 )
-"""The heading of ``[verify]`` or of its rule with a key below it, or a key of that table."""
+"""The heading ``[verify]`` or ``[[verify.rule]]`` with a key below it, or a dotted key of the table."""
 
 
 class ConfigDocument(NamedTuple):
-    """The tables that belong to ckpttool.
+    """The tables of a configuration.
 
     Attributes:
         path: Path of the file, as given or relative to the start of the search.
-        prefix: Prefix of the names of tables in the file, such as ``tool.ckpttool.``.
-        tables: The tables by name.
+        prefix: Prefix of table names in the file: ``tool.ckpttool.`` or empty.
+        tables: Tables by name, without the prefix.
         is_named: Whether the user named the file, which makes it trusted.
     """
 
@@ -46,10 +47,10 @@ class ConfigDocument(NamedTuple):
     is_named: bool = False
 
     def table(self, name: str) -> Mapping[str, Any]:
-        """Return a table; one that isn't there is empty."""
+        """Return a table; a missing one is empty."""
         table = self.tables.get(name, {})
         if not isinstance(table, Mapping):
-            raise self.wrong(name, f"{table!r:.40} (a table)")
+            raise self.wrong(name, f"expected a table, not {table!r:.40}")
         return table
 
     def trust_doubt(self) -> TrustDoubt | None:
@@ -75,6 +76,11 @@ class ConfigDocument(NamedTuple):
 
 # Finding --------------------------------------------------------------------------------------------
 
+# The nearest file wins as a whole; configurations aren't merged, so that one file explains a run. The search
+# doesn't leave the git repository, the home directory or the file system: a file in /tmp, in a parent that
+# others share, or on another mount was probably not written for this project. ``ckpttool.toml`` wins over
+# ``pyproject.toml`` in one directory, and a ``pyproject.toml`` without ``[tool.ckpttool]`` is skipped.
+
 
 def find_config(start: str = os.curdir) -> str | None:
     """Return the configuration in a directory or the nearest one above it, or None.
@@ -98,11 +104,9 @@ def find_config_beside(path: str) -> str | None:
 
 
 def unread_config_beside(path: str) -> str | None:
-    """Return the ``ckpttool.toml`` that ``find_config_beside`` finds, if it has a table ``[verify]``.
-
-    The user hasn't asked for it, and it may come from a download. It is searched as text and never parsed,
-    since a few bytes of TOML can make a parser take all memory.
-    """
+    """Return the ``ckpttool.toml`` that ``find_config_beside`` finds, if it has a table ``[verify]``."""
+    # Only for a note that it isn't read. The user hasn't asked for it, and it may come from a download, so it
+    # is searched as text and never parsed: a few bytes of TOML can make a parser take all memory.
     start = _directory_of(path)
     for directory in _directories_of_repository(start):
         own = os.path.join(_as_seen_from(start, directory), NAME)
@@ -123,8 +127,10 @@ def _find_in(directories: Iterable[str], start: str) -> str | None:
 
 
 def _as_seen_from(start: str, directory: str) -> str:
+    # The search goes up real paths, but messages have the path that the user would type, such as
+    # ``../ckpttool.toml``. If ``start`` is a link, its ".." is another directory, and the real path is shown.
     near = os.path.normpath(os.path.join(start, os.path.relpath(directory, os.path.realpath(start))))
-    return near if os.path.realpath(near) == directory else directory  # through a link, ".." is elsewhere
+    return near if os.path.realpath(near) == directory else directory
 
 
 def _directory_of(path: str) -> str:
@@ -183,16 +189,14 @@ def read_document(path: str, *, is_named: bool = False) -> ConfigDocument:
         prefix = "tool.ckpttool."
         own = _own_table(path, tables)
         if own is None:
-            raise UsageError(f"{path}: it has no table [tool.ckpttool]")
+            raise UsageError(f"{path}: no table [tool.ckpttool]")
         tables = own
     unknown = sorted(tables.keys() - set(TABLES))
     if unknown:
-        allowed = ", ".join(f"[{prefix}{name}]" for name in TABLES)
+        expected = f"one of {', '.join(f'[{prefix}{name}]' for name in TABLES)}"
         if unknown[0] in ("rule", "rules"):
-            allowed = f"a rule is [[{prefix}retention.rule]] or [[{prefix}verify.rule]]"
-        else:
-            allowed = f"there are {allowed}"
-        raise UsageError(f"{path}: unknown {prefix}{unknown[0]} ({allowed})")
+            expected = f"[[{prefix}retention.rule]] or [[{prefix}verify.rule]]"
+        raise UsageError(f"{path}: unknown {prefix}{unknown[0]} (expected {expected})")
     return ConfigDocument(path, prefix, tables, is_named)
 
 
@@ -206,7 +210,7 @@ def _own_table(path: str, tables: Mapping[str, Any]) -> Mapping[str, Any] | None
     tool = tables.get("tool", {})
     own = tool.get("ckpttool") if isinstance(tool, Mapping) else None
     if own is not None and not isinstance(own, Mapping):
-        raise UsageError(f"{path}[tool.ckpttool]: {own!r:.40} (a table)")
+        raise UsageError(f"{path}[tool.ckpttool]: expected a table, not {own!r:.40}")
     return own
 
 
@@ -215,17 +219,19 @@ def _parse(path: str, data: bytes) -> Mapping[str, Any]:
 
     try:
         return parse_toml(data.decode())
-    except ValueError as failure:  # no UTF-8 is one too
+    except ValueError as failure:  # also if it isn't UTF-8
         raise UsageError(f"{path} is not valid TOML: {failure}") from failure
 
 
 def _read_bytes(path: str, *, is_named: bool) -> bytes:
+    # The owner is checked on the open file, not by its path, which another user could replace in between. A
+    # symlink is checked as well: whoever owns it chooses the target.
     try:
         link = os.lstat(path)
         with fs.open_regular(path) as file:
             status = os.fstat(file.fileno())
             if status.st_size > MAX_BYTES:
-                raise UsageError(f"{path}: not a configuration (a file of at most {MAX_BYTES:,} bytes)")
+                raise UsageError(f"{path}: too large for a configuration (limit: {MAX_BYTES:,} bytes)")
             doubt = None if is_named else ownership_doubt(link) or ownership_doubt(status)
             if doubt is not None:
                 raise UsageError(f"{path}: {doubt}, so it is not trusted (--config {path} uses it anyway)")
@@ -248,7 +254,7 @@ def _read_bytes(path: str, *, is_named: bool) -> bytes:
 _SCHEME = re.compile(r"[a-z][a-z0-9+-]+:", re.IGNORECASE)
 """Scheme of a URL or prefix of a tracker, such as ``s3:`` or ``mlflow:``."""
 _COUNT = re.compile(r":(?:step|epoch)(?:[+-]\d+)?$")
-"""Suffix that selects the counter of a log."""
+"""Suffix of a log that selects its counter, with an offset: ``log.csv:epoch+1``."""
 
 
 class TrustDoubt(NamedTuple):
@@ -266,7 +272,7 @@ def reach_of(option: Option, value: object, path: str) -> str | None:
     if value is False or option.reach is Reach.HARMLESS:
         return None
     if option.reach is None:
-        return "reaches further than this file"
+        return "affects more than the files below this one"
     if option.reach is not Reach.BELOW:
         return str(option.reach.value)
     places = value if isinstance(value, list) else [value]
@@ -276,6 +282,9 @@ def reach_of(option: Option, value: object, path: str) -> str | None:
 
 def is_below(text: str, directory: str) -> bool:
     """Return whether a path, relative to a directory, resolves to that directory or below it."""
+    # Links are followed, since a download may bring one that points elsewhere. ``log.csv:step`` may be a log
+    # with a counter, or a file of that name: both must be below. The separator at the end keeps ``runs-old``
+    # from being below ``runs``.
     if _SCHEME.match(text):
         return False
     root = os.path.join(os.path.realpath(directory), "")
@@ -290,10 +299,12 @@ def ownership_doubt(status: os.stat_result, *, is_above: bool = False) -> str | 
     """Return why another user could have written a file or directory, or None.
 
     Args:
-        is_above: Whether it is a parent further up. One with the sticky bit, such as /tmp, is accepted:
-            other users can't rename entries there.
+        is_above: Whether it is an ancestor other than the parent. One with the sticky bit, such as /tmp, is
+            accepted: other users can't rename entries there.
     """
-    if not hasattr(os, "geteuid"):
+    # root may own a file, as it can write any. A group's permission counts, unless the group is the user's
+    # private one: systems with those have a umask of 002, so that every file is writable by its group.
+    if not hasattr(os, "geteuid"):  # Windows
         return None
     if status.st_uid not in (0, os.geteuid()):
         return "it belongs to another user"
@@ -315,7 +326,7 @@ def _is_private(group: int, user: int) -> bool:
 
     try:
         entry, name = grp.getgrgid(group), pwd.getpwuid(user).pw_name
-    except KeyError:  # without an entry in the user database
+    except KeyError:  # no such group or user in the database
         return False
     return entry.gr_name == name and not set(entry.gr_mem) - {name}
 
@@ -337,7 +348,7 @@ def code_ownership_doubt(reference: str) -> str | None:
 
 
 def _code_paths(module: str) -> list[str]:
-    """Return the files of a module and the directories that it imports from."""
+    """Return the files of a module, and the directories that it imports from."""
     if module.endswith(".py"):
         return [module, os.path.dirname(module), os.path.dirname(os.path.realpath(module))]
     parts = module.split(".")
@@ -349,19 +360,14 @@ def _code_paths(module: str) -> list[str]:
 
 
 def _place_doubt(path: str) -> str | None:
-    """Return why another user could replace a file, or None, by the directories above it and its target."""
+    """Return why another user could replace a file or its target, by the directories above them, or None."""
     for place in dict.fromkeys((_place_of(path), os.path.realpath(path))):
-        for directory in _directories_above(place):
-            doubt = ownership_doubt(os.stat(directory), is_above=directory != os.path.dirname(place))
+        parent, *above = Path(place).parents
+        for directory in (parent, *above):
+            doubt = ownership_doubt(os.stat(directory), is_above=directory != parent)
             if doubt is not None:
                 return f"{directory}: {doubt}"
     return None
-
-
-def _directories_above(path: str) -> Iterator[str]:
-    while (directory := os.path.dirname(path)) != path:
-        yield directory
-        path = directory
 
 
 # Confirmed by the user ------------------------------------------------------------------------------
@@ -379,11 +385,15 @@ def trust_doubt(path: str, tables: Mapping[str, Any]) -> TrustDoubt | None:
     except OSError as failure:
         raise from_os_error(failure, path) from failure
     if doubt is not None:
-        return TrustDoubt(f"not safe from others: {doubt}", can_be_confirmed=False)
-    confirmed = _confirmed_text(path)
+        return TrustDoubt(f"not protected: {doubt}", can_be_confirmed=False)
+    try:
+        with fs.open_regular(_record_path(path)) as file:
+            confirmed = None if ownership_doubt(os.fstat(file.fileno())) else file.read()
+    except (OSError, UsageError):  # the latter without a state directory
+        confirmed = None
     if confirmed == _record_text(path, tables):
         return None
-    return TrustDoubt("not trusted" if confirmed is None else "no longer what was trusted")
+    return TrustDoubt("not trusted" if confirmed is None else "no longer trusted, since it changed")
 
 
 def confirm_trust(path: str, tables: Mapping[str, Any]) -> None:
@@ -414,23 +424,16 @@ def withdraw_trust(path: str) -> bool:
     return True
 
 
-def _confirmed_text(path: str) -> bytes | None:
-    try:
-        with fs.open_regular(_record_path(path)) as file:
-            return None if ownership_doubt(os.fstat(file.fileno())) else file.read()
-    except (OSError, UsageError):  # the latter without a state directory
-        return None
-
-
 def _record_path(path: str) -> str:
     """Return the path of the record of a configuration, which need not exist."""
     import hashlib
 
+    # In the user's state directory, not next to the configuration, where a download could bring a record.
     state = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(state):  # which the specification says to ignore
+    if not os.path.isabs(state):  # the XDG specification says to ignore relative paths
         state = os.path.expanduser(os.path.join("~", ".local", "state"))
     if not os.path.isabs(state):
-        raise UsageError("there is no home directory to remember it in (set XDG_STATE_HOME)")
+        raise UsageError("no home directory to record it in (set XDG_STATE_HOME)")
     name = hashlib.sha256(os.fsencode(_place_of(path))).hexdigest()
     return os.path.join(state, "ckpttool", "trusted", name)
 
@@ -439,7 +442,8 @@ def _record_text(path: str, tables: Mapping[str, Any]) -> bytes:
     import hashlib
     import json
 
-    # Comments, and other tables of a pyproject.toml, may change.
+    # Of the parsed tables, so that comments, order and other tables of a pyproject.toml may change. ``repr``
+    # is for dates and times, which JSON lacks.
     digest = hashlib.sha256(json.dumps(tables, sort_keys=True, default=repr).encode()).hexdigest()
     return f"{digest}  ".encode() + os.fsencode(_place_of(path)) + b"\n"
 

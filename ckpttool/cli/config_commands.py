@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from ckpttool.cli.config import ConfigDocument
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
-"""The newest draft that Taplo reads, on which the TOML extensions of editors build."""
+"""The newest draft that Taplo reads, which the TOML extensions of editors are based on."""
 _WIDEST_KEY = 40
 """Columns of a key with its value up to which comments are aligned."""
 _NO_CONFIG = "no configuration (`ckpttool init` writes one)"
 _MODE = 0o644
-"""Mode of a new configuration: one that others can write to is not trusted."""
+"""Mode of a new configuration, whatever the umask: one that others can write to is not trusted."""
 
 
 # The command config ---------------------------------------------------------------------------------
@@ -45,12 +45,12 @@ class ConfigCommand:
     )
     trust: bool = option(
         "--trust",
-        help="Trust the configuration as it is now: let it write elsewhere, run code, and say yes.",
+        help="Trust the configuration as it is: let it write elsewhere, run code and answer questions.",
         panel=EXECUTION_PANEL,
         default=False,
     )
     untrust: bool = option(
-        "--untrust", help="Trust the configuration no longer.", panel=EXECUTION_PANEL, default=False
+        "--untrust", help="Stop trusting the configuration.", panel=EXECUTION_PANEL, default=False
     )
     schema: bool = in_output(
         "--schema", help="Print the JSON schema of ckpttool.toml, for editors.", default=False
@@ -59,26 +59,26 @@ class ConfigCommand:
 
 
 def config(command: ConfigCommand) -> int:
-    """Show which configuration is in force: each key, its value, and whether the file sets it.
+    """Show the configuration in force: each key, its value, and whether the file sets it.
 
-    A configuration that was found may only speak of what lies below it, until you have read it and trust it.
+    A configuration that you haven't trusted only affects files below it, unless --config names it.
     """
     from ckpttool.cli.config import read_document, withdraw_trust
 
     place, trust, untrust = command.place, command.trust, command.untrust
     if command.schema:
         if place is not None or command.json or trust or untrust:
-            raise UsageError("--schema prints a JSON document (leave everything else out)")
+            raise UsageError("--schema can't be combined with other arguments")
         import json
 
         print(json.dumps(config_schema(), indent=2, ensure_ascii=False))
         return 0
     if (trust or untrust) and (command.json or trust == untrust):
-        raise UsageError("--trust, --untrust and --json exclude each other")
+        raise UsageError("--trust, --untrust and --json are mutually exclusive")
     path = _path_of(os.curdir if place is None else place, may_be_missing=untrust)
     if untrust:
         if path is None:
-            raise UsageError(f"there is {_NO_CONFIG}")
+            raise UsageError(_NO_CONFIG)
         was_trusted = withdraw_trust(path)
         print(f"{printable(path)} {'is no longer trusted' if was_trusted else 'was not trusted'}")
         return 0
@@ -108,7 +108,7 @@ def _trust(document: ConfigDocument | None, entries: Sequence[ConfigEntry]) -> N
     from ckpttool.cli.config import confirm_trust
 
     if document is None:
-        raise UsageError(f"there is {_NO_CONFIG}")
+        raise UsageError(_NO_CONFIG)
     doubt = document.trust_doubt()
     if doubt is not None and not doubt.can_be_confirmed:
         hint = f"--config {document.path} uses it anyway"
@@ -163,17 +163,19 @@ class InitCommand:
 
 
 def init(command: InitCommand) -> int:
-    """Write a ckpttool.toml in which every key is commented out, with its default or an example."""
+    """Write a ckpttool.toml with every key commented out, set to its default or an example."""
     from ckpttool.cli.config import NAME, confirm_trust, find_config, read_document
 
     directory, quiet = command.directory, command.quiet
     other = find_config(directory)
     path = os.path.normpath(os.path.join(directory, NAME))
     if other is not None and os.path.dirname(other) == os.path.dirname(path):
-        hint = "edit it" if other == path else f"it would be ignored beside a {NAME}"
-        raise UsageError(f"{other}: there is a configuration ({hint})")
+        hint = "edit it" if other == path else f"a {NAME} would override it"
+        raise UsageError(f"{other}: the configuration already exists ({hint})")
     if not os.path.isdir(directory):
         raise NotFound(directory, "no such directory")
+    # The user has just written it, so it is trusted as it is: empty. The first key that is set needs a
+    # confirmation if it reaches beyond the directory.
     _create(path, config_template())
     try:
         confirm_trust(path, read_document(path).tables)
@@ -182,7 +184,7 @@ def init(command: InitCommand) -> int:
     if other is not None and not quiet:
         say_warning(f"{other} no longer applies in {printable(directory)}: the nearest configuration counts")
     if not quiet:
-        print(f"wrote {printable(path)}; edit it, and run `ckpttool config` to see what is in force")
+        print(f"wrote {printable(path)}; edit it, and run `ckpttool config` to check it")
     return 0
 
 
@@ -206,8 +208,8 @@ def config_template() -> str:
     from ckpttool.cli.config_keys import keys
 
     parts = [
-        "# Configuration of ckpttool. Remove the # before a line to set it; "
-        "`ckpttool config` shows what is in force.\n"
+        "# Configuration of ckpttool. Remove the # before a line to set its key; "
+        "`ckpttool config` shows the values in force.\n"
     ]
     for name in ("verify", "retention", "watch"):
         record, summary = tables()[name]
@@ -221,19 +223,16 @@ def config_template() -> str:
 
 
 def _commented_keys(known: Mapping[str, Option]) -> str:
+    from ckpttool.cli.config_keys import schema_of
     from ckpttool.containers.toml import as_toml
 
-    lines = {f"#{key} = {as_toml(_sample(row))}": row for key, row in known.items()}
+    lines = {}
+    for key, row in known.items():
+        schema = schema_of(row)
+        examples = [schema["default"]] if "default" in schema else schema.get("examples") or schema["enum"]
+        lines[f"#{key} = {as_toml(examples[0])}"] = row
     column = max(len(line) for line in lines if len(line) <= _WIDEST_KEY)
     return "".join(f"{line:{column}}  # {row.help}\n" for line, row in lines.items())
-
-
-def _sample(row: Option) -> Any:
-    """Return a key's default, else an example, else one of its words."""
-    from ckpttool.cli.config_keys import schema_of
-
-    schema = schema_of(row)
-    return schema["default"] if "default" in schema else (schema.get("examples") or schema["enum"])[0]
 
 
 # Tables ---------------------------------------------------------------------------------------------
@@ -248,13 +247,13 @@ def tables() -> Mapping[str, tuple[type, str]]:
     from ckpttool.cli.watch import WatchSettings
 
     retention = (
-        "Which checkpoints `ckpttool prune` without arguments keeps. It does nothing before a rule is set."
+        "Checkpoints that `ckpttool prune` keeps without arguments. It does nothing until a rule is set."
     )
     return {
-        "verify": (VerifyConfig, "What `ckpttool verify` without arguments checks."),
+        "verify": (VerifyConfig, "Checkpoints that `ckpttool verify` checks without arguments."),
         "retention": (Retention, retention),
-        "naming": (Naming, "How `ckpttool rename` without --template names checkpoints."),
-        "watch": (WatchSettings, "What `ckpttool watch` does as checkpoints land."),
+        "naming": (Naming, "Names that `ckpttool rename` gives without --template."),
+        "watch": (WatchSettings, "Steps of `ckpttool watch` as checkpoints land."),
     }
 
 
@@ -308,11 +307,13 @@ def config_entries(document: ConfigDocument | None) -> list[ConfigEntry]:
 
     if document is None:
         return [entry for name in tables() for entry in _table_entries(name, {}, "")]
-    shown = document._replace(is_named=True)  # no command runs, so that no key needs trust
-    read_config(shown)
-    read_retention(shown)
-    read_watch(shown)
-    naming_template(shown)
+    # All tables are read for their errors. The file counts as named meanwhile: nothing is carried out, and an
+    # untrusted key is to be shown, not refused.
+    as_named = document._replace(is_named=True)
+    read_config(as_named)
+    read_retention(as_named)
+    read_watch(as_named)
+    naming_template(as_named)
     return [entry for name in tables() for entry in _table_entries(name, document.table(name), document.path)]
 
 

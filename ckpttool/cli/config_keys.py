@@ -1,7 +1,7 @@
 """The keys of a configuration's tables, which are the options of records.
 
-A table is a record; a list of records in it are its rules. The parsing of a key, its JSON schema, and the
-need of a trusted file follow from its option.
+A table is a record; a list of records in it has its rules. The parsing of a key, its JSON schema, and whether
+it needs a trusted file follow from its option.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from functools import cache
@@ -40,14 +40,14 @@ _SCHEMAS: Mapping[Any, Mapping[str, Any]] = {
 }
 
 
-def beside(path: str, directory: str) -> str:
-    """Return a path that is relative to a directory as seen from the current one."""
+def path_from_config(path: str, directory: str) -> str:
+    """Return a path of a configuration in ``directory`` relative to the current directory."""
     return os.path.normpath(os.path.join(directory, path))
 
 
 def paths_key(help: str) -> Any:
     """Return a field for the paths of a table."""
-    return option("paths", help=help, reach=Reach.BELOW, resolve=beside, default=(os.curdir,))
+    return option("paths", help=help, reach=Reach.BELOW, resolve=path_from_config, default=(os.curdir,))
 
 
 @cache
@@ -77,7 +77,7 @@ class _Reader:
         self._directory = os.path.dirname(document.path)
 
     def values(self, record: type, table: Mapping[str, Any], origin: str, name: str = "") -> dict[str, Any]:
-        """Return values by attribute: those that are set, and default paths.
+        """Return values by attribute: those that are set, and the defaults of paths.
 
         Args:
             origin: Path and heading of the table, for errors.
@@ -95,9 +95,11 @@ class _Reader:
                     found[row.name] = read_value(row, value, self._directory)
         for key, row in known.items():
             if row.name not in found and row.default is MISSING:
-                raise UsageError(f"{origin}: {key} is missing ({row.expected})")
+                raise UsageError(f"{origin}: missing key {key} ({row.expected})")
+            # A record's default such as "." is relative to the current directory, a table's to its file.
             if row.name not in found and row.default and row.resolve is not None:
                 found[row.name] = tuple(row.resolve(one, self._directory) for one in row.default)
+        # After all keys were read: a wrong value is reported before the trust that it would need.
         for key, value in table.items():
             why = reach_of(known[key], value, self._document.path)
             if why is not None and known[key].name not in self._given:
@@ -109,8 +111,12 @@ class _Reader:
             for attribute, why in group.refused.items():
                 if key == options_of(group.record)[attribute].key:
                     return why
-        known = [self._heading(one, name) if row.item and name else one for one, row in keys(record).items()]
-        return f"unknown key {key} ({_suggestion(key, known)})"
+        names = {
+            one: self._heading(one, name) if row.item and name else one for one, row in keys(record).items()
+        }
+        if close := closest(key, names):
+            return f"unknown key {key} (did you mean {names[close]}?)"
+        return f"unknown key {key} (expected one of {', '.join(names.values())})"
 
     def _heading(self, key: str, name: str) -> str:
         return f"[[{self._document.prefix}{name}.{key}]]"
@@ -120,7 +126,7 @@ class _Reader:
         if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
             if name:
                 heading = self._heading(row.key, name)
-                raise self._document.wrong(f"{name}.{row.key}", f"it is no list of tables (write {heading})")
+                raise self._document.wrong(f"{name}.{row.key}", f"not a list of tables (write {heading})")
             raise UsageError(f"{origin}: {WrongValue(str(row.expected)).of(row.key, value)}")
         for number, table in enumerate(value, 1):
             place = f"{origin}: {row.key} {number}"
@@ -133,10 +139,10 @@ class _Reader:
 
 
 def read_value(row: Option, value: Any, directory: str = "") -> Any:
-    """Return the value of a key that is no list of records; a path in it is relative to a directory.
+    """Return the value of a key that isn't a list of records; paths in it are relative to a directory.
 
     Raises:
-        UsageError: It is none that the key can have; the place isn't named.
+        UsageError: The value is invalid. The error has the key, but not the file and table.
     """
     schema = _accepted(row)
     if not _fits(value, schema):
@@ -156,19 +162,11 @@ def _resolved(row: Option, value: Any, directory: str) -> Any:
 
 @contextmanager
 def _placed(origin: str) -> Iterator[None]:
-    """Let errors say where the mistake is."""
+    """Put the file and table in front of errors."""
     try:
         yield
     except UsageError as failure:
         raise UsageError(f"{origin}: {failure}") from failure
-
-
-def _suggestion(key: str, known: Sequence[str]) -> str:
-    """Return a hint for an unknown key: the closest known one, or else all of them."""
-    names = {one.strip("[]").rpartition(".")[2]: one for one in known}
-    if close := closest(key, names):
-        return f"did you mean {names[close]}?"
-    return f"there are {', '.join(known)}"
 
 
 # Schemas --------------------------------------------------------------------------------------------
@@ -187,7 +185,9 @@ def object_schema(record: type) -> dict[str, Any]:
 
 
 def schema_of(row: Option) -> dict[str, Any]:
-    """Return the JSON schema of a key: it takes never fewer values than the key, but maybe more."""
+    """Return the JSON schema of a key."""
+    # Editors check files by it, and ``_fits`` values before they are parsed. It may accept texts that the
+    # parser refuses, such as "7x" for a time, but must never refuse what the parser accepts.
     schema = {"description": row.help, **_accepted(row)}
     if row.default not in (None, (), MISSING):
         schema["default"] = [*row.default] if isinstance(row.default, tuple) else row.default
@@ -213,6 +213,8 @@ def _accepted(row: Option) -> Mapping[str, Any]:
 
 
 def _fits(value: object, schema: Mapping[str, Any]) -> bool:
+    # Only the few keywords of JSON schema that these schemas use. In Python, booleans are integers, and in
+    # TOML they aren't, so they are checked first.
     if "enum" in schema:
         return value in schema["enum"]
     type_ = schema["type"]
@@ -223,7 +225,7 @@ def _fits(value: object, schema: Mapping[str, Any]) -> bool:
         return "string" in type_ and is_long and re.search(schema.get("pattern", ""), value) is not None
     if isinstance(value, int | float):
         if isinstance(value, int) and type_ == AMOUNT["type"]:
-            return True  # its parser knows the limits
+            return True  # its parser checks the limits
         least, above = schema.get("minimum", -math.inf), schema.get("exclusiveMinimum", -math.inf)
         is_within = least <= value <= schema.get("maximum", sys.float_info.max) and above < value
         return is_within and (type_ == "number" or (type_ == "integer" and isinstance(value, int)))
@@ -248,12 +250,12 @@ def _in_words(schema: Mapping[str, Any]) -> str:
     least, most = schema.get("minimum"), schema.get("maximum")
     words = {
         "boolean": "true or false",
-        "integer": f"a whole number of {least} or more",
+        "integer": f"an integer of {least} or more",
         "number": f"a number of {least} or more" if most is None else f"a number from {least} to {most}",
-        "array": "a list of at least one text",
-        "object": "a table of texts, numbers, truth values, lists and tables",
+        "array": "a non-empty list of strings",
+        "object": "a table of strings, numbers, booleans, lists and tables",
     }
-    return words.get(str(schema["type"]), "a text")
+    return words.get(str(schema["type"]), "a string")
 
 
 # Names ----------------------------------------------------------------------------------------------

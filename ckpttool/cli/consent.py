@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PATIENCE = 2.0
-"""Seconds to wait for an answer in a pipe, since a job's may be open and silent."""
+"""Seconds to wait for an answer in a pipe, since a job's stdin may be open and silent."""
 _LONGEST = 80
 """Limit on the bytes of an answer; the rest of stdin is for other programs."""
 
@@ -37,23 +37,24 @@ class Consent:
         """Return whether questions are asked on a terminal."""
         return not self.is_given and sys.stdin is not None and sys.stdin.isatty()
 
-    def to(self, question: str) -> bool:
-        """Return whether a change is confirmed; its plan was printed before."""
+    def agrees_to(self, question: str) -> bool:
+        """Ask whether to make a change, whose plan was printed before; return whether it is confirmed."""
         if self.is_given:
             return True
         answer = _ask_terminal(question) if self.asks else _piped_answer()
-        if answer is None:  # without an answer; if an earlier question had one, that means no
+        if answer is None:
+            # A script that calls the command has decided already, as for ``rm``. But if stdin has answered an
+            # earlier question, ``yes | head -1``, it is the one to decide, and its end means no.
             return not self._has_answered
         self._has_answered = True
         word = answer.strip().lower()
         if not self.asks and word not in ("y", "yes", "n", "no", ""):
-            problem = f"stdin says {word!r:.40}, which is not an answer; nothing was changed"
-            say_error(f"{problem} (y or n; --yes leaves stdin alone)")
+            say_error(f"stdin: expected y or n, not {word!r:.40}; nothing was changed (--yes skips stdin)")
         return word in ("y", "yes")
 
     def answer_to(self, question: str) -> bool | None:
-        """Return whether a change is confirmed; None without any answer."""
-        agrees = self.to(question)
+        """Ask whether to make a change; return None if there was no answer, which counts as consent."""
+        agrees = self.agrees_to(question)
         return agrees if self.is_given or self._has_answered else None
 
 
@@ -79,7 +80,7 @@ def _terminal_of_question() -> Iterator[TextIO]:
         return
     try:
         stream = open(os.ttyname(sys.stdin.fileno()), "w")  # noqa: SIM115 - only the opening may fail
-    except (AttributeError, OSError):  # Windows has none
+    except (AttributeError, OSError):  # Windows has no ``ttyname``
         yield sys.stderr
         return
     with stream:
@@ -88,8 +89,8 @@ def _terminal_of_question() -> Iterator[TextIO]:
 
 def _piped_answer() -> str | None:
     """Return the line in stdin, or None without one."""
-    # Byte by byte and unbuffered: ``(ckpttool …; other) < answers`` leaves the rest to the other program. An
-    # open pipe without an answer must not block a job, hence the time limit.
+    # Byte by byte and unbuffered, so that ``(ckpttool …; other) < answers`` leaves the rest to the other
+    # program. An open pipe without an answer must not block a job, hence the time limit.
     try:
         descriptor = sys.stdin.fileno()
         line = b""
@@ -106,5 +107,5 @@ def _piped_answer() -> str | None:
 def _is_ready(descriptor: int) -> bool:
     try:
         return bool(select.select([descriptor], [], [], _PATIENCE)[0])
-    except OSError:  # Windows waits for nothing but sockets
+    except OSError:  # on Windows, ``select`` takes only sockets
         return True

@@ -1,4 +1,4 @@
-"""``ckpttool convert`` and ``ckpttool merge``: write a checkpoint in another format, or from its parts."""
+"""``ckpttool convert`` and ``ckpttool merge``: write a checkpoint in another format, or from parts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def convert(options: ConvertCommand) -> int:
     """Convert a checkpoint to another format and compare every bit.
 
     DST is written completely or not at all. Epoch, optimizer groups, containers and other metadata are
-    carried along.
+    preserved.
     """
     from ckpttool.cli.paths import single_checkpoint
     from ckpttool.formats import open_checkpoint
@@ -86,7 +86,8 @@ def merge(options: MergeCommand) -> int:
 
 @contextmanager
 def _local_path(target: str) -> Iterator[str]:
-    """Yield where a checkpoint is written: of one in a store, in a temporary directory of this machine."""
+    """Yield the path to write; for a target in a store, in a temporary directory of this machine."""
+    # Writers and the comparison that follows need a file with random access; stores upload whole objects.
     if fs.place_of(target).opens_by_path:
         yield target
         return
@@ -108,7 +109,7 @@ def _upload(path: str, target: str, options: ConvertOptions) -> None:
         if not one.is_there:
             raise CheckpointError(target, f"not written: {one.why}")
     if not copied.checkpoints:
-        raise CheckpointError(target, "not written: what was converted was not found again")
+        raise CheckpointError(target, "not written: the converted checkpoint was not found")
 
 
 def plan_and_convert(
@@ -119,10 +120,11 @@ def plan_and_convert(
     json: bool,
     quiet: bool,
 ) -> int:
-    """Plan with the model that the options name, convert, print the result, and return the exit status."""
+    """Plan a conversion, carry it out, print the result, and return the exit status."""
     from ckpttool.ops.conversion_plan import model_of
     from ckpttool.ops.convert import carry_out
 
+    # The result is compared with the source before it is uploaded: a store never has an unverified object.
     with _local_path(target) as path:
         with model_of(options) as model:
             planned = make(path, model)

@@ -1,4 +1,4 @@
-"""``ckpttool copy``: checkpoints in another place, on a disk or in a store."""
+"""``ckpttool copy``: copy checkpoints to another disk, or to or from a store."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class CopyCommand:
 def copy(command: CopyCommand) -> int:
     """Copy checkpoints to another disk, or to or from an object store.
 
-    Only valid checkpoints are copied, and each file is proven to have arrived. What is there already is not
-    sent again, so an interrupted copy goes on. With rules, DST keeps what they keep, and the rest is removed.
+    Only valid checkpoints are copied, and each copied file is verified. Files that DST already has are not
+    sent again, so an interrupted copy can be continued. With rules, DST keeps only the checkpoints that they
+    keep.
     """
     request = command.request
     lines = ProgressLines()

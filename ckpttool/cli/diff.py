@@ -1,4 +1,4 @@
-"""``ckpttool diff``: how two checkpoints differ, or how a series of them changes."""
+"""``ckpttool diff``: compare two checkpoints, or each of a series with the one before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _NO_FILE = ("/dev/null", os.devnull)
 """Paths that mean no checkpoint: git passes one for an added or deleted file."""
 _UNSORTED = re.compile(r"[^0-9a-z]")
-"""Characters that a shell ignores when it sorts names by the rules of a language."""
+"""Characters that a shell ignores when it sorts names by a locale such as en_US.UTF-8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,18 +68,18 @@ def diff(options: DiffCommand) -> int:
 
 
 def _check_options(paths: Sequence[str], options: DiffCommand) -> None:
-    """Require one view, and a tolerance that leaves something to compare, or none if bits are compared."""
+    """Require options that can be combined, and finite tolerances."""
     from ckpttool.core.errors import UsageError
 
     views = [flag for flag in ("json", "stat", "name_only") if getattr(options, flag)]
     flags = [f"--{view.replace('_', '-')}" for view in views]
     if len(flags) > 1:
-        raise UsageError(f"{flags[0]} and {flags[1]} exclude each other")
+        raise UsageError(f"{flags[0]} and {flags[1]} are mutually exclusive")
     if len(paths) > 2 and views and not options.json:
         raise UsageError(f"{flags[0]} needs exactly two checkpoints")
     for flag, value in (("--rtol", options.rtol), ("--atol", options.atol)):
         if value and options.bitwise:
-            raise UsageError(f"--bitwise leaves no tolerance: leave {flag} out")
+            raise UsageError(f"{flag} can't be combined with --bitwise")
         if not math.isfinite(value):
             raise UsageError(f"{flag} {value}: everything would be equal")
 
@@ -108,7 +108,7 @@ def compare_two(paths: Sequence[str], options: DiffCommand) -> int:
 
 @contextmanager
 def _open_both(a: str, b: str) -> Iterator[tuple[Checkpoint, Checkpoint]]:
-    """Open both sides; one that is no file at all is an empty checkpoint of the other's format."""
+    """Open both sides; a null device is an empty checkpoint of the other's format."""
     from contextlib import ExitStack
 
     from ckpttool.core.checkpoint import Checkpoint
@@ -163,6 +163,7 @@ def compare_series(paths: Sequence[str], options: DiffCommand) -> int:
     for path in paths:  # report paths that can't be opened before reading
         with open_checkpoint(path) as checkpoint:
             sizes.append(checkpoint.nbytes)
+    # Each checkpoint is read once for the norms of its weights, and once for each neighbour.
     with progress("comparing", 3 * sum(sizes) - sizes[0] - sizes[-1]) as advance:
         series = drift(paths, options, advance=advance)
     if options.plot is not None:
@@ -186,7 +187,7 @@ def _paths_in_series(directory: str) -> list[str]:
     from ckpttool.runs.survey import survey_directory
 
     if not fs.isdir(directory):
-        raise UsageError("diff compares two checkpoints, or more")
+        raise UsageError("diff needs at least two checkpoints")
     if unit_at(directory) is not None:
         raise UsageError(f"{directory} is one checkpoint; name a second one, or the directory of a series")
     survey = survey_directory(directory)
@@ -199,7 +200,7 @@ def _paths_in_series(directory: str) -> list[str]:
             say(printable(f"  ckpttool diff {_series_words(series, several)}"))
         raise UsageError(f"{directory}: {len(several):,} series in it; expected one")
     if not several:
-        raise UsageError(f"{directory}: no series of checkpoints in it, and diff compares two or more")
+        raise UsageError(f"{directory}: no series of checkpoints in it; diff needs at least two checkpoints")
     say_journals(survey.journals)
     others = [group.entries[0].path for group in survey.groups if group is not several[0]]
     if others:
@@ -209,7 +210,8 @@ def _paths_in_series(directory: str) -> list[str]:
 
 
 def _series_words(series: Group, others: Sequence[Group]) -> str:
-    """Return a shell argument for one of several series: a directory, else a glob, else all its paths."""
+    """Return the shell's words for one of several series: a directory, else a glob, else all its paths."""
+    # A directory only if the others have nothing in it; a glob only if it matches no other file.
     from glob import glob
     from shlex import quote
 
@@ -225,11 +227,10 @@ def _series_words(series: Group, others: Sequence[Group]) -> str:
 
 
 def _training_order(paths: Sequence[str]) -> list[str]:
-    """Return the paths in the order of training if they come as a shell sorts ``DIR/*``.
-
-    A shell sorts epoch 10 before epoch 2. Any other order is the user's and is kept, as is one for which the
-    numbers in the names give no order.
-    """
+    """Return the paths in the order of training if they are in the order in which a shell sorts ``DIR/*``."""
+    # A shell sorts epoch 10 before epoch 2: by code points in the locale C, and else without regard to case,
+    # or to punctuation either. Any other order is the user's choice and is kept, as is one for which the
+    # numbers in the names give no order.
     from ckpttool.formats.discovery import unit_at
     from ckpttool.runs.look import look_at
     from ckpttool.runs.series import order_by_numbers

@@ -1,4 +1,4 @@
-"""``ckpttool explain``: the meaning of a finding, and the remedy."""
+"""``ckpttool explain``: print the meaning of a finding, and its remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ExplainCommand:
 
 
 def explain(command: ExplainCommand) -> int:
-    """Explain a finding of verify: what it means, and what to do about it."""
+    """Explain what a finding of verify means and what to do about it."""
     from ckpttool.cli.explanations import as_sentence, explanations, plain
     from ckpttool.cli.output import has_colour, width
     from ckpttool.cli.render.terminal import Style, hanging_lines, styled

@@ -1,4 +1,4 @@
-"""Meaning and remedy of each finding, from docs/reference/findings.md, which is installed, too."""
+"""Meaning and remedy of each finding, from docs/reference/findings.md, which is installed next to this."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ class Explanation(NamedTuple):
 @cache
 def explanations() -> dict[str, Explanation]:
     """Return all explanations by their codes, in the order of the page."""
+    # The page is the only source, so that documentation, ``explain`` and reports say the same. A build copies
+    # it next to this module; in the repository, where the package runs from its sources, it is in docs/.
+    here = Path(__file__)
+    installed = here.with_name(PAGE)
+    page = installed if installed.is_file() else here.parents[2] / _IN_REPOSITORY
     found: dict[str, Explanation] = {}
     section = ""
-    for line in _page().splitlines():
+    for line in page.read_text("utf-8").splitlines():
         if line.startswith("## "):
             section = line.removeprefix("## ")
         elif match := _ROW.match(line):
@@ -56,9 +61,3 @@ def as_sentence(phrase: str) -> str:
 def plain(markdown: str) -> str:
     """Return a sentence without Markdown."""
     return markdown.replace("`", "").replace("\\|", "|").replace("**", "").replace("*", "")
-
-
-def _page() -> str:
-    here = Path(__file__)
-    installed = here.with_name(PAGE)
-    return (installed if installed.is_file() else here.parents[2] / _IN_REPOSITORY).read_text("utf-8")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ckpttool.cli.examples import CLOSINGS, ROOT
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ARGUMENTS = "Arguments"
 _OTHERS = "Options"
 _WIDEST = 26
-"""Limit on the columns of an option whose help begins on the same line."""
+"""Columns of an option's usage up to which its help begins on the same line."""
 
 
 def panels_of(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
@@ -38,13 +38,13 @@ def panels_of(command: Any, context: Any) -> dict[str, list[tuple[str, str]]]:
 
 
 def write_closing(name: str | None, formatter: Any) -> None:
-    """Write the examples, exit statuses, variables and page of a command, or by default of all."""
+    """Write the examples, exit statuses, variables and page of a command, or of ``ckpttool`` for None."""
     closing = ROOT if name is None else CLOSINGS.get(name)
     if closing is None:
         return
     formatter.write("\nExamples:\n")
-    for example in closing.examples:
-        formatter.write(f"  # {example.purpose}\n  $ {example.line}\n")
+    for purpose, line in closing.examples.items():
+        formatter.write(f"  # {purpose}\n  $ {line}\n")
     with formatter.section("Exit status"):
         formatter.write_dl([(str(status), meaning) for status, meaning in closing.statuses.items()])
     if closing.environment:
@@ -97,14 +97,17 @@ def manual_page(group: Any, context: Any, name: str | None) -> str:
     usage = " ".join(command.collect_usage_pieces(context))
     lines = [
         f'.TH {_title(name).upper()} 1 "" "ckpttool {version("ckpttool")}" "ckpttool"',
-        *(".nh", ".ad l"),  # whole words can be copied
+        *(".nh", ".ad l"),  # no hyphenation and ragged lines, so that words can be copied whole
         *(".SH NAME", f"{_text(_title(name))} \\- {_text(summary)}"),
         *(".SH SYNOPSIS", f".B ckpttool{'' if name is None else f' {name}'}", _text(usage)),
-        *(".SH DESCRIPTION", *_paragraphs(command.help)),
-        *_options(panels_of(command, context)),
-        *_commands(group.summaries if name is None else {}),
-        *_closing(closing, group.summaries if name is None else (None,)),
+        ".SH DESCRIPTION",
     ]
+    for paragraph in re.split(r"\n{2,}", inspect.cleandoc(command.help)):
+        lines += [".PP", _text(" ".join(paragraph.split()))]
+    lines += _options(panels_of(command, context))
+    if name is None:
+        lines += [".SH COMMANDS", *_definitions(group.summaries.items())]
+    lines += _closing(closing, group.summaries if name is None else (None,))
     return "\n".join(lines) + "\n"
 
 
@@ -113,15 +116,12 @@ def _title(name: str | None) -> str:
 
 
 def _text(text: str) -> str:
-    """Return a line as roff prints it unchanged."""
+    """Return a line that roff prints unchanged."""
+    # A backslash begins an escape. A plain "-" may be printed as a hyphen, U+2010, so that a copied option
+    # isn't found: "\-" is the minus sign, which terminals show as "-". A dot or an apostrophe at the start of
+    # a line begins a request, unless the zero-width "\&" precedes it.
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
-
-
-def _paragraphs(text: str) -> Iterator[str]:
-    for paragraph in re.split(r"\n{2,}", inspect.cleandoc(text)):
-        yield ".PP"
-        yield _text(" ".join(paragraph.split()))
 
 
 def _definitions(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -140,25 +140,10 @@ def _options(panels: dict[str, list[tuple[str, str]]]) -> Iterator[str]:
             yield from _definitions(rows)
 
 
-def _commands(summaries: Mapping[str, str]) -> Iterator[str]:
-    if summaries:
-        yield ".SH COMMANDS"
-        yield from _definitions(summaries.items())
-
-
 def _closing(closing: Closing, others: Iterable[str | None]) -> Iterator[str]:
     yield ".SH EXAMPLES"
-    for example in closing.examples:
-        yield from (
-            ".PP",
-            f"{_text(example.purpose)}:",
-            ".PP",
-            ".RS 4",
-            ".nf",
-            _text(example.line),
-            ".fi",
-            ".RE",
-        )
+    for purpose, line in closing.examples.items():
+        yield from (".PP", f"{_text(purpose)}:", ".PP", ".RS 4", ".nf", _text(line), ".fi", ".RE")
     yield ".SH EXIT STATUS"
     yield from _definitions((str(status), meaning) for status, meaning in closing.statuses.items())
     if closing.environment:

@@ -1,4 +1,4 @@
-"""``ckpttool inspect``: the content of a checkpoint."""
+"""``ckpttool inspect``: show the content of a checkpoint."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def _inspect(path: str, filter: str | None, stats: bool) -> Inspection:
 
 
 def _remark_on(path: str) -> Remark | None:
-    """Return the user's note on a checkpoint; without a list of pins above it, nothing is imported."""
+    """Return the user's note on a checkpoint, which lists of pins in the directories above it have."""
+    # Importing pins would take longer than inspecting a small file, so it needs a list that exists. In a
+    # store, each look would be a request.
     directory = os.path.dirname(os.path.abspath(path))
     while fs.place_of(path).reads_are_free:
         if any(os.path.lexists(os.path.join(directory, name)) for name in PIN_LISTS):
@@ -82,7 +84,7 @@ def _remark_on(path: str) -> Remark | None:
 
 
 def _no_match(inspection: Inspection, filter: str) -> str:
-    """Say that a filter fits no tensor, and which one would."""
+    """Return the message that a filter matches no tensor, with one that would."""
     from fnmatch import filter as matching
 
     names = [tensor.name for tensor in inspection.checkpoint.tensors]
@@ -123,7 +125,7 @@ def _row(inspection: Inspection) -> dict[str, Any]:
 
 
 def _newest_in(path: str) -> str:
-    """Return the path to inspect: of a directory of several checkpoints the newest, and say so."""
+    """Return the path to inspect; in a directory of several checkpoints, print which is the newest."""
     if not fs.isdir(path):
         return path
     from ckpttool.cli.paths import say_journals

@@ -1,4 +1,4 @@
-"""``ckpttool latest``: the newest checkpoint that is intact, for a job to resume from."""
+"""``ckpttool latest``: print the newest intact checkpoint, for a job to resume from."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class LatestCommand:
 def latest(command: LatestCommand) -> int:
     """Print the path of the newest intact checkpoint.
 
-    Of several directories, such as a disk and its copy in a store, the newest of all.
+    With several directories, such as a disk and its copy in a store, print the newest of all.
     """
     places, query, quiet = command.directories, command.query, command.quiet
     found = latest_of(
         places,
         query,
-        tell=(lambda text: None) if quiet else _tell,
+        tell=(lambda text: None) if quiet else _say_now,
         progress=no_progress if quiet else ProgressLines(),
     )
     if not quiet:
@@ -61,30 +61,32 @@ def latest(command: LatestCommand) -> int:
         if found.waited_for:
             names = ", ".join(found.waited_for[:_MAX_NAMED])
             more = ", …" if len(found.waited_for) > _MAX_NAMED else ""
-            _tell(f"waited {found.waited:.1f} s for {names}{more}")
+            _say_now(f"waited {found.waited:.1f} s for {names}{more}")
         say_journals(found.journals)
         for path, message in grouped_messages(found.passed_over):
             say_warning(f"{path}: skipped: {message}")
         for warning in found.warnings:
             say_warning(warning)
         if found.entry is not None and found.resume is not None and sys.stderr.isatty():
-            _tell(f"{found.entry.path} resumes {found.resume}")
+            _say_now(f"{found.entry.path} resumes {found.resume}")
     try:
         _print(found, json=command.json, null=command.null, quiet=quiet)
         sys.stdout.flush()
-    except BrokenPipeError:  # elsewhere that is 1, which means here that there is none
+    except BrokenPipeError:
+        # Other commands exit with 1. Of ``latest``, that means that there is no checkpoint, and a job would
+        # start a new training although one exists.
         discard(sys.stdout)
         return COULD_NOT
     if found.entry is None and query.missing_ok and found.none_yet:
         if not quiet:
-            _tell(f"{', '.join(places)}: no checkpoint yet")
+            _say_now(f"{', '.join(places)}: no checkpoint yet")
         return 0
     if found.entry is None:
         say_error(found.reason or "")
     return int(found.entry is None)
 
 
-def _tell(text: str) -> None:
+def _say_now(text: str) -> None:
     say(f"ckpttool: {printable(text)}")
     sys.stderr.flush()
 
@@ -94,5 +96,5 @@ def _print(found: Latest, *, json: bool, null: bool, quiet: bool) -> None:
         print_json(found.document())
     elif found.entry is not None and not quiet:
         if found.entry.path.endswith("\n") and not null:
-            say_warning(f"{found.entry.path}: its name ends in a line break, which $(…) takes off (-0 helps)")
+            say_warning(f"{found.entry.path}: its name ends in a line break, which $(…) strips (use -0)")
         print_paths([found.entry.path], null=null)

@@ -1,4 +1,4 @@
-"""``ckpttool list``: the checkpoints of a directory tree, series by series."""
+"""``ckpttool list``: list the checkpoints of directory trees, series by series."""
 
 from __future__ import annotations
 
@@ -122,23 +122,25 @@ class ListCommand:
         help="Show one table, or one for each series. [default: grouped on a terminal, flat elsewhere]",
     )
     long: bool = in_output(
-        *("--long", "-l", "--verbose", "-v"), help="Show all details, in full.", default=False
+        *("--long", "-l", "--verbose", "-v"), help="Show all details in full.", default=False
     )
     plot: str | None = in_output(
         "--plot", metavar="FILE", help="Plot a metric of all runs in one panel: .svg or .png.", is_output=True
     )
     cadence: bool = in_output(
-        "--cadence", help="Show how often each series is saved, and what that costs.", default=False
+        "--cadence",
+        help="Show how often each series is saved, and its cost in time and space.",
+        default=False,
     )
     mtbf: str | None = in_output(
         "--mtbf",
         metavar="TIME",
-        help="With --cadence: the best interval if a failure comes every TIME (24h).",
+        help="With --cadence: show the best interval for one failure every TIME (24h).",
     )
     save_time: str | None = in_output(
         "--save-time",
         metavar="TIME",
-        help="With --cadence: how long a save takes (12s). [default: as far as files tell]",
+        help="With --cadence: set the duration of a save (12s). [default: from the files, if possible]",
     )
     json: bool = json_option()
     null: bool = null_option()
@@ -153,18 +155,18 @@ class ListCommand:
 
 
 _MOST_PROBLEMS = 10
-"""More than that push the list itself off the screen."""
+"""Problems shown on a terminal; more would push the list itself off the screen."""
 
 
 def list_(command: ListCommand) -> int:
     """List the checkpoints in directory trees, series by series, the oldest first.
 
-    With rules of prune, show what they would keep and remove. Without DIR and rules, [retention] in
-    ckpttool.toml sets both, as it does for prune. Nothing on disk is changed.
+    With prune rules, show which checkpoints they would keep and remove. Without DIR and rules, [retention]
+    in ckpttool.toml sets both, as for prune. Nothing on disk changes.
     """
     metric, mode, plot, quiet = command.metric, command.mode, command.plot, command.quiet
     if (command.mtbf or command.save_time) and not command.cadence:
-        raise UsageError("--mtbf and --save-time go with --cadence")
+        raise UsageError("--mtbf and --save-time are only valid with --cadence")
     given = {**command.scope, **command.rules, **({} if command.jobs is None else {"jobs": command.jobs})}
     retention = retention_for_list(command.directories, given, metric, mode, command.config)
     paths = retention.directories
@@ -172,13 +174,13 @@ def list_(command: ListCommand) -> int:
         from ckpttool.cli.reports import check_plot
 
         if plot.lower().endswith(".html"):
-            raise UsageError(f"--plot {plot}: ckpttool report writes a page (-o {plot})")
+            raise UsageError(f"--plot {plot}: use ckpttool report -o {plot} to write a page")
         check_plot(plot, [*paths, *retention.request_values.get("metrics", ())])
     part = command.part
     has_order = command.sort or command.reverse or metric or plot or command.cadence
     if part is not None and (not command.json or has_order or command.rules or retention.config is not None):
         raise UsageError(
-            "--part goes with --json, and without an order, --best, --plot, --cadence, rules or "
+            "--part needs --json, and can't be combined with an order, --best, --plot, --cadence, rules or "
             "a configuration"
         )
     with executor_at(command.executor) if command.executor else nullcontext() as executor:
@@ -196,7 +198,7 @@ def list_(command: ListCommand) -> int:
         say_inferred_mode(metric, mode)
         if retention.config is not None and command.config is None:
             hint = "ckpttool list . lists everything here"
-            say(f"{printable(retention.config)} selects what is listed, as it does for prune ({hint})")
+            say(f"{printable(retention.config)} selects the listed checkpoints, as for prune ({hint})")
         warn(listing, everything=command.long or not sys.stderr.isatty(), verbose=command.long)
     if plot is not None and listing.checkpoints:
         from ckpttool.cli.render.plot_results import series_picture
@@ -216,8 +218,7 @@ def list_(command: ListCommand) -> int:
     return status_of(listing, paths, read)
 
 
-def _span(text: str | None, flag: str) -> float | None:
-    """Return a duration in seconds; zero is none."""
+def _positive_seconds(text: str | None, flag: str) -> float | None:
     if text is None:
         return None
     if not (value := seconds(text)):
@@ -229,7 +230,8 @@ def _show_cadence(listing: Listing, command: ListCommand) -> None:
     """Print how often the series that have several checkpoints are saved."""
     from ckpttool.runs.cadence import cadence_of
 
-    mtbf, save_time = _span(command.mtbf, "--mtbf"), _span(command.save_time, "--save-time")
+    mtbf = _positive_seconds(command.mtbf, "--mtbf")
+    save_time = _positive_seconds(command.save_time, "--save-time")
     cadences = [
         (series.key, cadence_of(series.in_order, mtbf=mtbf, save_time=save_time))
         for series in listing.series
@@ -247,7 +249,7 @@ def _show_cadence(listing: Listing, command: ListCommand) -> None:
         columns = width(sys.stdout) if sys.stdout.isatty() else None
         print(cadence_text(cadences, mtbf=mtbf, width=columns, colour=has_colour(sys.stdout)))
     elif not command.quiet:
-        say("no series of several checkpoints")
+        say("no series with several checkpoints")
 
 
 def retention_for_list(
@@ -257,13 +259,14 @@ def retention_for_list(
     mode: Mode | None,
     config: str | None,
 ) -> Retention:
-    """Return directories and rules; ``--keep-best`` ranks by the metric of ``--best``."""
+    """Return the directories and rules; ``--keep-best`` ranks by the metric of ``--best``."""
     from ckpttool.cli.retention_config import retention_for
 
     if given.keys() & {"keep_best", "keep_best_runs"}:
         own = {"metric": metric, "mode": mode}
         given = {**given, **{name: value for name, value in own.items() if value is not None}}
-    return retention_for(directories, {**given, "yes": True}, config)  # without questions
+    # As if --yes were given: nothing is removed, so ``yes = true`` of a configuration needs no trust.
+    return retention_for(directories, {**given, "yes": True}, config)
 
 
 def read_listing(
@@ -307,6 +310,7 @@ def _scopes(retention: Retention, depth: Depth) -> tuple[dict[str, Scope], list[
     """Return a request for each directory, or a scope without rules; and problems of the rules."""
     from ckpttool.cli.retention_config import unmatched_rules
 
+    # With a rule that matches no series, prune would remove nothing, so the list shows no plan either.
     requests = retention.requests(depth=depth) if retention.has_rules else []
     problems = unmatched_rules(retention, requests)
     if requests and not problems:
@@ -346,7 +350,7 @@ def warn(listing: Listing, *, everything: bool, verbose: bool = False) -> None:
     for problem in shown:
         say_warning(f"{problem.path}: {problem.message}")
     if left := len(listing.problems) - len(shown):
-        say_warning(f"{left:,} more have problems (-v shows all)")
+        say_warning(f"{left:,} more problems (-v shows all)")
     say_unread(listing.unread, "not listed", everything=verbose)
 
 
@@ -365,11 +369,12 @@ def _show(listing: Listing, read: Sequence[str], retention: Retention, command: 
 
 
 def _print(listing: Listing, command: ListCommand) -> None:
-    """Print tables on a terminal, or if they are asked for; elsewhere a line of fields a checkpoint."""
+    """Print tables on a terminal or if requested, and otherwise a line of fields for each checkpoint."""
     import time
 
     from ckpttool.cli.render.text_list import ListStyle, flat_text, list_text, tab_separated_text
 
+    # CI systems set FORCE_COLOR to get the output of a terminal in their logs: tables, not fields.
     is_terminal = sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
     if command.flat is None and not is_terminal:
         print(tab_separated_text(listing, time.time()))

@@ -1,4 +1,4 @@
-"""``ckpttool log``: record checkpoints with a tracker."""
+"""``ckpttool log``: record checkpoints in an experiment tracker."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ckpttool.runs.scope import Scope
 class LogCommand:
     """The options of ``log``."""
 
-    paths: Sequence[str] = argument("PATH...", "Checkpoints, and directories of them.")
+    paths: Sequence[str] = argument("PATH...", "Checkpoints, or directories of checkpoints.")
     to: str | None = in_output(
         "--to",
         metavar="TRACKER",
-        help="Record there: mlflow:EXPERIMENT[/RUN], wandb:DIR or tensorboard:DIR.",
+        help="Record in this tracker: mlflow:EXPERIMENT[/RUN], wandb:DIR or tensorboard:DIR.",
     )
     exclude: Sequence[str] = same_option(Scope, "exclude")
     metrics: Sequence[str] = same_option(Scope, "metrics")
@@ -34,13 +34,13 @@ class LogCommand:
 def log(command: LogCommand) -> int:
     """Verify checkpoints and record each with a tracker: verdict, SHA-256, size, epoch, step and metrics.
 
-    What the tracker has already is not recorded again.
+    Checkpoints that the tracker already has are not recorded again.
     """
     from ckpttool.runs.tracking import log as record
     from ckpttool.runs.tracking import targets
 
     if command.to is None:
-        raise UsageError(f"--to says where: {targets()}")
+        raise UsageError(f"--to is required: {targets()}")
     with progress("verifying", 0) as advance:
         logged = record(
             command.paths,

@@ -78,7 +78,7 @@ def interval_option(help: str, default: str | None = None) -> Any:
 
 
 def _checked_interval(text: str) -> str:
-    if seconds(text) < 1:  # a look takes a status of each file
+    if seconds(text) < 1:  # each look calls ``stat`` for every file
         raise WrongValue("a time of at least 1s")
     return text
 

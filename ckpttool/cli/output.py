@@ -15,8 +15,10 @@ from ckpttool.core.errors import system_text
 from ckpttool.core.text import printable
 from ckpttool.core.urls import hidden_texts, without_secrets, without_signatures
 
+# As grep and diff have them: 1 is an answer, such as damage or a difference, 2 is none. A shell reports a
+# process that a signal ended as 128 and its number: SIGINT is 2, SIGTERM 15.
 FOUND_SOMETHING, COULD_NOT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
-"""Exit statuses: a problem was found, the command failed, and those of shells for Ctrl-C and SIGTERM."""
+"""Exit statuses: a problem was found, the command failed, Ctrl-C, and SIGTERM."""
 
 if TYPE_CHECKING:
     from ckpttool.core.report import Problem, Sentence
@@ -56,7 +58,8 @@ def _label(word: str, style: str) -> str:
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Return whether to write colour: by --color, NO_COLOR, FORCE_COLOR, or else on terminals."""
+    """Return whether to write colour: by --color, NO_COLOR or FORCE_COLOR, and otherwise on terminals."""
+    # An empty NO_COLOR is unset, as no-color.org says; and it wins over FORCE_COLOR.
     if _chosen != "auto":
         return _chosen == "always"
     if os.environ.get("NO_COLOR"):
@@ -107,6 +110,8 @@ def grouped_messages(problems: Iterable[Problem]) -> Iterator[tuple[str, str]]:
 class SafeStderr:
     """Replacement of stderr that removes credentials, and drops output after a write error."""
 
+    # The texts to hide are credentials in the environment, read once at the start. Errors of libraries and
+    # URLs in tracebacks may contain them, so they are removed from all output, not where messages are made.
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         self._hidden = hidden_texts()
@@ -157,7 +162,7 @@ class Unwritable(Exception):
     """The answer can't be written."""
 
     def __init__(self, error: OSError) -> None:
-        super().__init__(f"stdout can't be written: {system_text(error)}")
+        super().__init__(f"can't write to stdout: {system_text(error)}")
 
 
 _PLAIN = str.maketrans(
@@ -246,7 +251,7 @@ def streams(*, is_silent: bool = False) -> Iterator[None]:
 
 def discard(stream: TextIO) -> None:
     """Redirect a stream to the null device, with the buffered output that Python writes at exit."""
-    with suppress(OSError, ValueError):  # one of a test, or closed: nothing is written then
+    with suppress(OSError, ValueError):  # closed, or without a descriptor, as in tests: nothing is written
         descriptor = stream.fileno()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, descriptor)
@@ -254,8 +259,8 @@ def discard(stream: TextIO) -> None:
         stream.flush()
 
 
-def fill_gaps() -> None:
-    """Open closed standard descriptors, so that files and messages don't get their numbers."""
+def open_closed_descriptors() -> None:
+    """Open those of the descriptors 0, 1 and 2 that are closed, so that no other file gets their numbers."""
     # After ``ckpttool … >&-``, the first opened file would get descriptor 1, and output would be written to
     # it.
     for descriptor in range(3):
@@ -269,13 +274,15 @@ def fill_gaps() -> None:
 
 
 _DEFAULTS = {"LESS": "FRX", "LV": "-c"}
-"""Defaults for variables of pagers, as in git, so that colours are passed through."""
+"""Defaults of pagers' variables, as in git: less and lv then pass colours through."""
 _STYLES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @contextmanager
 def _held_for_pager() -> Iterator[None]:
     """Hold the output for a terminal, and show it at the end: in a pager if it is longer than the screen."""
+    # Whether the output is longer than the screen is known only at its end, so it is held until then. stderr
+    # isn't held: progress, warnings and errors appear at once, not above or below a pager's screen.
     stdout = sys.stdout
     held = _HeldStdout(stdout)
     sys.stdout = held
@@ -317,6 +324,7 @@ def _is_long(text: str) -> bool:
     """Return whether a text leaves no line of the screen for the next prompt."""
     import shutil
 
+    # A line wider than the terminal takes several rows; escape sequences of colours take no column.
     columns, rows = shutil.get_terminal_size()
     lines = _STYLES.sub("", text).splitlines()
     return sum(1 + max(0, len(line) - 1) // columns for line in lines) >= rows
@@ -330,13 +338,13 @@ def pager_command(environment: Mapping[str, str]) -> Sequence[str]:
         return ()
     try:
         words = shlex.split(environment.get("CKPTTOOL_PAGER", environment.get("PAGER", "less")))
-    except ValueError:  # a quotation mark without its partner
+    except ValueError:  # an unclosed quotation mark
         return ()
     return () if words == ["cat"] else words
 
 
 def _show_in_pager(text: str) -> bool:
-    """Show a text in the pager until the user leaves it; return whether it was started."""
+    """Show a text in the pager until the user quits it; return whether it was started."""
     import signal
     import subprocess
 
@@ -344,13 +352,14 @@ def _show_in_pager(text: str) -> bool:
     if not command:
         return False
     sys.stdout.flush()
-    # Ctrl-C is for the pager while it runs. Unlike SIG_IGN, a handler is not inherited by it.
+    # The terminal sends Ctrl-C to both processes. less stops a search with it and goes on, so ckpttool must
+    # not end before. A handler that does nothing is reset in the child, whereas SIG_IGN would be inherited.
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, encoding=sys.stdout.encoding, env={**_DEFAULTS, **os.environ}
         )
-        with suppress(OSError), process:  # the user may leave it early
+        with suppress(OSError), process:  # the user may quit it before the end
             CheckedStdout(process.stdin).write(text)
     except OSError:  # it can't be started
         return False

@@ -1,6 +1,6 @@
 """The JSON documents of ``--part``, and their merge into the document of one run.
 
-Nothing is taken for granted of the files: a part that is missing, twice there, or of another run is an error.
+The files are untrusted: a part that is missing, duplicate, or of another run is an error.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def read_parts(paths: Sequence[str]) -> list[PartDocument]:
     """Return the documents of all parts of one run.
 
     Raises:
-        CheckpointError: A file can't be read, or is no such document.
-        UsageError: A part is missing, or the parts don't belong together.
+        CheckpointError: A file can't be read, or isn't such a document.
+        UsageError: A part is missing, or the parts are of different runs.
     """
     documents = [_read(path) for path in paths]
     _require_all(documents)
@@ -62,18 +62,18 @@ def read_parts(paths: Sequence[str]) -> list[PartDocument]:
 def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
     """Return the outcome of one run of ``verify`` from those of its parts."""
     # Each row has its position among all targets, so the merged rows have the order of a run without parts.
-    # Positions must be complete and unique, counting targets that vanished (``gone``): a part that was
-    # killed, or run on another set of files, would otherwise pass for a success.
+    # Positions must be complete and unique, counting targets that were removed meanwhile (``gone``): a part
+    # that was killed, or run on another set of files, would otherwise pass for a success.
     owners: dict[str, str] = {}
     rows: list[_Row] = []
-    gone: list[int] = []
+    removed: list[int] = []
     outcome = VerifyOutcome()
     for one in documents:
         own = one.parsed(_rows_of)
-        gone += one.parsed(lambda body: [*map(int, body["gone"])])
+        removed += one.parsed(lambda body: [*map(int, body["gone"])])
         for path in {row.path for row in own if row.position >= 0}:
             if path in owners:
-                raise UsageError(f"{one.path}: {path} is in {owners[path]}, too")
+                raise UsageError(f"{one.path}: {path} is also in {owners[path]}")
             owners[path] = one.path
         rows += own
         outcome.unread |= one.parsed(_unread_of)
@@ -81,9 +81,10 @@ def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
         if (full := one.parsed(_full_of)) is not None:
             outcome.read_in_full = (outcome.read_in_full or 0) + full
     found, _ = documents[0].run
-    told = [*gone, *(row.position for row in rows if 0 <= row.position < found)]
-    if sorted(told) != [*range(found)]:
-        raise UsageError(f"the parts tell of {len(told):,} of {found:,} checkpoints")
+    covered = [*removed, *(row.position for row in rows if 0 <= row.position < found)]
+    if sorted(covered) != [*range(found)]:
+        raise UsageError(f"the parts cover {len(covered):,} of {found:,} checkpoints")
+    # Errors without a position, such as an unreadable directory, are in each part; they are merged into one.
     rows.sort(key=lambda row: row.position)
     errors = {(row.position, row.error.path, row.error.reason): row.error for row in rows if row.error}
     outcome.failures += errors.values()
@@ -115,12 +116,12 @@ def merge_lists(
     for one in documents:
         own, listed, met = one.parsed(_list_of)
         if series and _without_newest(listed) != _without_newest(series):
-            raise UsageError(f"{one.path}: it lists other series than {documents[0].path}")
+            raise UsageError(f"{one.path}: its series differ from those of {documents[0].path}")
         series = listed
         problems.update(dict.fromkeys(met))
         for row in own:
-            if rows.setdefault(position := row.pop("position"), row) is not row:
-                raise UsageError(f"{one.path}: the place of {row['path']} is taken: {rows[position]['path']}")
+            if (other := rows.setdefault(row.pop("position"), row)) is not row:
+                raise UsageError(f"{one.path}: {row['path']} has the same position as {other['path']}")
     found, _ = documents[0].run
     if sorted(rows) != [*range(found)] or sum(one["count"] for one in series) != found:
         raise UsageError(f"the parts list {len(rows):,} of {found:,} checkpoints")
@@ -175,8 +176,8 @@ class _Row:
     @property
     def path(self) -> str:
         """Return the path that it is about."""
-        told = self.error if self.verification is None else self.verification  # an invalid one is false
-        return told.path if told is not None else ""
+        source = self.error if self.verification is None else self.verification  # an invalid one is false
+        return source.path if source is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +205,10 @@ class PartDocument:
 def _read(path: str) -> PartDocument:
     with fs.open_source(path) as source:
         if not source.size:
-            raise DamagedCheckpoint(path, "an empty file: this part has not ended", expected=_EXPECTED)
+            raise DamagedCheckpoint(path, "an empty file: this part has not finished", expected=_EXPECTED)
         body = parse_json(path, source.read(0, source.size), "document", surrogates=True)
     if not isinstance(body, dict) or body.get("schema") not in (VERIFY_SCHEMA, LIST_SCHEMA):
-        raise DamagedCheckpoint(path, "something else", expected=_EXPECTED)
+        raise DamagedCheckpoint(path, "an unknown document", expected=_EXPECTED)
     if "part" not in body:
         raise DamagedCheckpoint(path, "the document of a whole run", expected=_EXPECTED)
     try:
@@ -221,7 +222,7 @@ def _read(path: str) -> PartDocument:
 def _verdict_row(row: Mapping[str, Any]) -> _Row:
     verification = record_of(Verification, row)
     if row["verdict"] != verification.verdict:
-        raise ValueError("a verdict that its checks don't give")
+        raise ValueError("the verdict contradicts the checks")
     manifest = row.get("manifest")
     sealed = None if manifest is None else record_of(SealResult, manifest)
     return _Row(int(row["position"]), verification, sealed)
@@ -239,12 +240,12 @@ def _require_all(documents: Sequence[PartDocument]) -> None:
         if one.part.of != first.part.of:
             raise UsageError(f"{one.path}: part {one.part}, but {first.path} is part {first.part}")
         if one.part.number in numbers:
-            raise UsageError(f"{one.path}: part {one.part} again (it is also {numbers[one.part.number]})")
+            raise UsageError(f"{one.path}: duplicate part {one.part} (also in {numbers[one.part.number]})")
         numbers[one.part.number] = one.path
         if (one.schema, one.run) != (first.schema, first.run):
             raise UsageError(
-                f"{one.path}: not of the same run as {first.path}: other options, or checkpoints were added, "
-                f"removed or changed in between ({one.run[0]:,} were found, and {first.run[0]:,})"
+                f"{one.path}: not from the same run as {first.path}: the options differ, or checkpoints were "
+                f"added, removed or changed in between ({one.run[0]:,} and {first.run[0]:,} found)"
             )
     if missing := [number for number in range(1, first.part.of + 1) if number not in numbers]:
         listed = ", ".join(map(str, missing[:_MOST_NAMED])) + (", …" if len(missing) > _MOST_NAMED else "")

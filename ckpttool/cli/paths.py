@@ -10,12 +10,12 @@ from ckpttool.cli.output import say, say_error, say_warning
 from ckpttool.core.text import printable
 from ckpttool.storage import fs
 
-_HALF = "some checkpoints may be incomplete, or listed twice, until that user's next command recovers it"
+_HALF = "some checkpoints may be incomplete, or listed twice, until that user's next command recovers them"
 _MOST_CANDIDATES = 10
 
 
 def single_checkpoint(path: str) -> str:
-    """Return the checkpoint at a path; a directory of several is an error that names them."""
+    """Return the path of the checkpoint at or in a path; several in a directory are an error."""
     if not fs.isdir(path):
         return path
     from ckpttool.core.errors import NotACheckpoint
@@ -23,6 +23,8 @@ def single_checkpoint(path: str) -> str:
 
     if unit_at(path) is not None:
         return path
+    # One of several is never guessed: ``diff`` or ``convert`` would silently use a checkpoint that the user
+    # didn't mean.
     found = [unit.path for unit in discover(path)]
     if len(found) > 1:
         names = [os.path.relpath(one, path) for one in found]
@@ -32,7 +34,7 @@ def single_checkpoint(path: str) -> str:
 
 
 def directory_name(directory: str) -> str:
-    """Return a directory as a message names it."""
+    """Return the name of a directory for messages."""
     if fs.normpath(directory) == os.curdir:
         return "the current directory"
     return printable(directory)
@@ -49,6 +51,8 @@ def print_paths(paths: Sequence[str], *, null: bool) -> None:
     if sys.stdout.isatty() and not null:
         print("\n".join(map(printable, paths)))
         return
+    # Names of files are bytes; those that aren't UTF-8 are decoded with surrogates, which only ``fsencode``
+    # restores.
     sys.stdout.flush()
     sys.stdout.buffer.write(b"".join(os.fsencode(path) + (b"\0" if null else b"\n") for path in paths))
     sys.stdout.buffer.flush()
@@ -63,7 +67,7 @@ def say_empty(directory: str, *, recursive: bool, quiet: bool = False, checks: b
         directory: The directory.
         recursive: Whether subdirectories were searched.
         quiet: Whether only errors are printed.
-        checks: Whether it is an error anyway, since a check of nothing must not pass.
+        checks: Whether it is always an error, since a check of nothing must not pass.
     """
     from ckpttool.runs.survey import NOTHING, nothing_in
 
@@ -102,14 +106,14 @@ def say_inferred_mode(metric: str | None, mode: object) -> None:
 
 
 def say_journals(journals: Sequence[str]) -> None:
-    """Say that an interrupted command waits to be settled."""
+    """Warn of interrupted commands, whose journals are still to be recovered."""
     from ckpttool.transaction.paths import shown
     from ckpttool.transaction.recovery import directory_of_journal, owner_of_journal
 
     for path in journals:
         directory = directory_of_journal(path)
         message = "a command was interrupted here; the next command that changes this directory recovers it"
-        if not fs.place_of(path).can_rename:  # nor locked
+        if not fs.place_of(path).can_rename:  # a store, which has no locks either
             message = "a prune was interrupted here, or is still running; the next prune finishes it"
         if (user := owner_of_journal(path)) is not None:
             message = f"a command of another user, {user}, was interrupted here, or is still running: {_HALF}"

@@ -1,4 +1,4 @@
-"""``ckpttool pin`` and ``ckpttool unpin``: protection of checkpoints from policies."""
+"""``ckpttool pin`` and ``ckpttool unpin``: protect checkpoints from retention policies."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class PinCommand:
     list: bool = in_output(
         "--list", "-l", help="List the pinned checkpoints below PATH instead.", default=False
     )
-    message: str | None = in_output("--message", "-m", metavar="TEXT", help='Note why: "figure 2".')
+    message: str | None = in_output("--message", "-m", metavar="TEXT", help='Note the reason: "figure 2".')
     until: str | None = in_output(
-        "--until", metavar="DATE", help="Let the pin end after this day: 2027-01-01, or 90d from now."
+        "--until", metavar="DATE", help="Let the pin expire after this day: 2027-01-01, or 90d from now."
     )
     json: bool = json_option()
     null: bool = null_option()
@@ -56,11 +56,11 @@ def pin(command: PinCommand) -> int:
     from ckpttool.runs.pointers.pins import pin as carry_out
 
     if command.list and (command.message is not None or command.until is not None):
-        raise UsageError("-m and --until go without --list")
+        raise UsageError("-m and --until can't be combined with --list")
     if command.list:
         return _list(command)
     if command.null:
-        raise UsageError("-0 goes with --list")
+        raise UsageError("-0 is only valid with --list")
     day = None if command.until is None else parse_until(command.until)
     done = carry_out(_require_paths(command.paths), note=command.message, until=day)
     _print(done, "pinned", "is already pinned", json=command.json, quiet=command.quiet)
@@ -102,8 +102,10 @@ def _list(command: PinCommand) -> int:
     errors: list[CheckpointError] = []
     paths, quiet = command.paths or (os.curdir,), command.quiet
     listed = {(one.path, one.name): one for path in paths for one in pins_below(path, errors.append)}
-    gone = [one for one in listed.values() if one.name and not one.exists]
-    faults = [(one, fault) for one in listed.values() if one not in gone and (fault := pin_fault(one))]
+    # A pin of a missing path still counts: the checkpoint may be copied back, and then it is protected. A pin
+    # whose path exists but isn't a checkpoint protects nothing, so it isn't listed as one.
+    missing = [one for one in listed.values() if one.name and not one.exists]
+    faults = [(one, fault) for one in listed.values() if one not in missing and (fault := pin_fault(one))]
     void = {(one.path, one.name) for one, _ in faults}
     pins = {one.path: one for key, one in listed.items() if key not in void}
     if command.json:
@@ -112,11 +114,11 @@ def _list(command: PinCommand) -> int:
         print_paths([pinned.path for pinned in pins.values()], null=command.null)
     for pinned in pins.values() if not quiet else ():
         if pinned.remark.has_ended:
-            say_warning(f"{pinned.path}: its pin ended on {pinned.remark.until}, and protects no more")
-    for pinned in gone if not quiet else ():
-        say_warning(f"{pinned.path}: it is pinned, and {absence_message(pinned)}")
+            say_warning(f"{pinned.path}: its pin expired on {pinned.remark.until}")
+    for pinned in missing if not quiet else ():
+        say_warning(f"{pinned.path}: it is pinned, but {absence_message(pinned)}")
     for pinned, fault in faults if not quiet else ():
         say_warning(f"{shown(pinned.file)}: pinned has {pinned.name!r}, {fault}")
     for error in errors:
         say_error(str(error))
-    return COULD_NOT if errors else int(bool(gone or faults))
+    return COULD_NOT if errors else int(bool(missing or faults))

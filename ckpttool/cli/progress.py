@@ -28,7 +28,7 @@ _SHORTEST_NAME = 14
 
 
 class ProgressLines:
-    """The progress of one command, called as a ``Progress``; the delay begins with its creation."""
+    """Progress lines of one command, called as a ``Progress``; the delay begins with the creation."""
 
     def __init__(self) -> None:
         self._due = time.monotonic() + PATIENCE
@@ -57,8 +57,9 @@ class ProgressLines:
         @contextmanager
         def piece(what: str, total: int | None) -> Iterator[Advance]:
             nonlocal number
-            # A piece may be repeated, if the file changes while it is read, and may report more or fewer
-            # bytes than its size. So the line moves to the piece's start and end, and never beyond its end.
+            # A piece is repeated if its file changes while it is read, and may report more or fewer bytes
+            # than its size, since passes over a file are estimated. So the bar moves to the start of the
+            # piece, never beyond its end, and to its end when it is done: it neither jumps back nor overruns.
             number = min(number + 1, len(pieces))
             line.what, line.position = what, f"{number:,} of {len(pieces):,}"
             end = sum(pieces[:number])
@@ -115,7 +116,17 @@ class _Line:
         if time.monotonic() < self._due:
             return
         if self._drawn is None:
-            self._drawn = _rich_progress(self._columns())
+            from rich.console import Console
+            from rich.progress import Progress as RichProgress
+
+            # Rich would redirect stdout, to write it above the line. Commands print while a line is drawn,
+            # and their output must stay on the stream that the caller reads.
+            self._drawn = RichProgress(
+                *self._columns(),
+                console=Console(stderr=True, highlight=False),
+                transient=True,
+                redirect_stdout=False,
+            )
             self._drawn.add_task("", total=self._total, position="")
         room = max(self._drawn.console.width - _COLUMNS_OF_BYTES, _SHORTEST_NAME)
         name = shorten(printable(self.what), room)
@@ -123,14 +134,6 @@ class _Line:
             self._drawn.task_ids[0], completed=self._done, description=name, position=self.position
         )
         self._drawn.start()
-
-
-def _rich_progress(columns: list[Any]) -> Any:
-    from rich.console import Console
-    from rich.progress import Progress as RichProgress
-
-    console = Console(stderr=True, highlight=False)
-    return RichProgress(*columns, console=console, transient=True, redirect_stdout=False)
 
 
 def _text(template: str) -> Any:

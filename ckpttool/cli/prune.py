@@ -61,7 +61,7 @@ class PruneCommand:
     require_copy: str | None = option(
         "--require-copy",
         metavar="LOCATION",
-        help="Keep what LOCATION is not proven to have, byte for byte.",
+        help="Remove only checkpoints of which LOCATION has an identical copy.",
         panel=EXECUTION_PANEL,
     )
     config: str | None = config_option("Read paths and rules from this file.", SELECTION_PANEL)
@@ -71,7 +71,7 @@ class PruneCommand:
     trash: bool = trash_option()
     empty_trash: bool = option(
         "--empty-trash",
-        help="Delete what is in the trash, and nothing else.",
+        help="Delete the contents of the trash, and nothing else.",
         panel=EXECUTION_PANEL,
         default=False,
     )
@@ -85,7 +85,7 @@ class PruneCommand:
 
     @property
     def is_dry(self) -> bool:
-        """Whether this is a dry run."""
+        """Return whether nothing is to be changed."""
         return self.dry_run or self.check
 
     @property
@@ -93,15 +93,15 @@ class PruneCommand:
         """Return the given options of ``[retention]`` and of the trash, by attribute."""
         own = ("trash", "empty_trash", "jobs", "explain", "require_copy")
         values = {name: value for name in own if (value := getattr(self, name)) not in (None, False)}
-        is_agreed = self.yes or self.is_dry or self.explain is not None  # without questions
-        return {**self.rules, **self.request, **values, **({"yes": True} if is_agreed else {})}
+        asks_nothing = self.yes or self.is_dry or self.explain is not None
+        return {**self.rules, **self.request, **values, **({"yes": True} if asks_nothing else {})}
 
 
 def prune(command: PruneCommand) -> int:
-    """Remove old checkpoints, series by series; what is kept is verified first.
+    """Remove old checkpoints, series by series, after verifying those that are kept.
 
     Without DIR and rules, [retention] in ckpttool.toml sets both. The newest intact checkpoint of each series
-    is always kept, and so is what a link, a pointer or a pin names.
+    is always kept, and so is any checkpoint that a link, a pointer or a pin refers to.
     """
     from ckpttool.cli.retention_config import retention_for
 
@@ -123,13 +123,15 @@ def prune(command: PruneCommand) -> int:
 
 
 def _prune_directories(retention: Retention, command: PruneCommand, consent: Consent) -> int:
-    """Prune all directories, each for itself, and return the exit status: the worst of theirs.
+    """Prune the directories one by one, and return the worst exit status.
 
     An error in the only directory is raised; in one of several it is printed, and the others are pruned.
     """
     from ckpttool.cli.retention_config import unmatched_rules
     from ckpttool.transaction.journal import new_identity
 
+    # All directories share one identity in the trash, so that one ``undo`` above them restores all. After
+    # Ctrl-C, the results so far are printed to stderr, since the answer on stdout isn't complete.
     requests = retention.requests()
     _say_unread(retention, command)
     if problems := unmatched_rules(retention, requests):
@@ -170,7 +172,9 @@ def _prune_directory(
     )
     if outcome.declined:
         return replace(outcome, plan=outcome.plan.declined())
-    return _preview_trash(outcome) if command.is_dry and trash is not None else outcome
+    if command.is_dry and trash is not None:  # checkpoints in the trash still take their space
+        return replace(outcome, trash="", trashed_bytes=outcome.freed_bytes, freed_bytes=0)
+    return outcome
 
 
 def _without_checkpoints(outcome: Pruned, request: PruneRequest, command: PruneCommand) -> Pruned:
@@ -186,13 +190,8 @@ def _without_checkpoints(outcome: Pruned, request: PruneRequest, command: PruneC
     return outcome
 
 
-def _preview_trash(preview: Pruned) -> Pruned:
-    """Return a preview in which checkpoints go to the trash, so that no bytes are freed."""
-    return replace(preview, trash="", trashed_bytes=preview.freed_bytes, freed_bytes=0)
-
-
 def _say_unread(retention: Retention, command: PruneCommand) -> None:
-    """Say which configuration is not read, and why."""
+    """Print which configuration is not read, and why."""
     if retention.unread_config is not None and not command.quiet:
         why = "since a directory or a rule was given (--config reads it)"
         say(f"{printable(retention.unread_config)} is not read, {why}")
@@ -216,6 +215,8 @@ def _report_wrong_rules(retention: Retention, problems: Sequence[Problem], comma
 
 def _combined(outcomes: Sequence[Pruned]) -> Pruned:
     """Return the outcomes of several directories as one."""
+    # ``trash`` is None if checkpoints are removed, an identity if they were moved to the trash, and "" if a
+    # dry run would move them, when there is no identity yet and nothing is freed.
     first = outcomes[0]
     if len(outcomes) == 1:
         return first
@@ -241,7 +242,9 @@ def _combined(outcomes: Sequence[Pruned]) -> Pruned:
 
 
 def _without_duplicates(outcomes: Sequence[Pruned]) -> list[Pruned]:
-    """Return the outcomes of directories that may overlap, with each checkpoint only where it came first."""
+    """Return the outcomes of directories that may overlap, with each checkpoint only in the first one."""
+    # ``paths = ["runs", "runs/exp1"]`` prunes some series twice, the second time without effect. Compared by
+    # real directories: a checkpoint that is itself a link is a different one from its target.
     seen: set[str] = set()
     distinct = []
     for one in outcomes:
@@ -284,8 +287,8 @@ def _report(outcomes: Sequence[Pruned], command: PruneCommand, consent: Consent,
         print_json(outcome.document())
     else:
         _print(outcomes, command, consent, sys.stdout)
-    would_go = command.check and outcome.plan.changes
-    return int(bool(outcome.problems) or would_go or outcome.declined)
+    would_change = command.check and outcome.plan.changes
+    return int(bool(outcome.problems) or would_change or outcome.declined)
 
 
 def _print(outcomes: Sequence[Pruned], command: PruneCommand, consent: Consent, stream: TextIO) -> None:
@@ -353,7 +356,7 @@ def _explain_checkpoint(retention: Retention, path: str, command: PruneCommand) 
     from ckpttool.runs.pruning.planning import explain, make_plan
     from ckpttool.runs.pruning.prune import Pruned
 
-    request = _request_around(retention, path)
+    request = _request_for(retention, path)
     _say_unread(retention, command)
     problems = unmatched_rules(retention, retention.requests())
     planned = make_plan(request, ProgressLines())
@@ -370,12 +373,12 @@ def _explain_checkpoint(retention: Retention, path: str, command: PruneCommand) 
     return int(bool(problems))
 
 
-def _request_around(retention: Retention, path: str) -> PruneRequest:
-    """Return the request that looks at a path: that of its directory, or of one around it."""
-    around = os.path.dirname(path.rstrip(os.sep)) or os.curdir
+def _request_for(retention: Retention, path: str) -> PruneRequest:
+    """Return the request whose directory holds a path, directly or further down."""
+    parent = os.path.dirname(path.rstrip(os.sep)) or os.curdir
     requests = retention.requests()
     for request in requests:
-        if fs.realpath(request.directory) == fs.realpath(around):
+        if fs.realpath(request.directory) == fs.realpath(parent):
             return request
     place = fs.realpath(path)
     for request in requests:
@@ -383,12 +386,12 @@ def _request_around(retention: Retention, path: str) -> PruneRequest:
         if place.startswith(inside) and (request.recursive or _holds_checkpoint_at(inside, place)):
             return request
     if not retention.paths:
-        return replace(requests[0], directory=around)
+        return replace(requests[0], directory=parent)
     raise UsageError(f"{path} is in none of these directories: {', '.join(retention.paths)}")
 
 
 def _holds_checkpoint_at(directory: str, place: str) -> bool:
-    """Return whether a path is a checkpoint in a directory itself, or a directory of some."""
+    """Return whether a path is a checkpoint directly in a directory, or a file of one."""
     from ckpttool.formats.discovery import unit_at
 
     first, *_ = os.path.relpath(place, directory).split(os.sep)
@@ -399,7 +402,8 @@ def _holds_checkpoint_at(directory: str, place: str) -> bool:
 
 
 def _empty_trashes(retention: Retention, command: PruneCommand, consent: Consent) -> int:
-    """Empty the trash of all directories, and return the exit status: the worst of theirs."""
+    """Empty the trash of all directories, and return the worst exit status."""
+    # A dry run gives the numbers for the question. Its errors aren't reported: the second run has the same.
     if not consent.is_given:
         preview, _ = _empty_each(retention, dry_run=True)
         if any(one.removed for one in preview) and not _agrees_to_empty(preview, command, consent):
@@ -453,7 +457,7 @@ def _agrees_to_empty(preview: Sequence[EmptiedTrash], command: PruneCommand, con
     """Ask for confirmation; if stdin declines, print the plan's size."""
     from ckpttool.cli.render.text_changes import empty_question, empty_text
 
-    agrees = consent.to(empty_question(preview))
+    agrees = consent.agrees_to(empty_question(preview))
     if not agrees and command.json:
         print_json(_emptied_document(preview))
     elif not (agrees or command.quiet or consent.asks):
@@ -474,5 +478,5 @@ def _report_emptied(emptied: Sequence[EmptiedTrash], command: PruneCommand, *, f
         from ckpttool.cli.render.text_changes import empty_text
 
         print(empty_text(emptied), file=sys.stderr if failed else sys.stdout)
-    would_go = command.check and any(one.removed for one in emptied)
-    return COULD_NOT if failed else int(bool(problems) or would_go)
+    would_change = command.check and any(one.removed for one in emptied)
+    return COULD_NOT if failed else int(bool(problems) or would_change)

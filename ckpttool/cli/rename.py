@@ -1,4 +1,4 @@
-"""``ckpttool rename``: bring names to a convention."""
+"""``ckpttool rename``: rename checkpoints by a template."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class RenameCommand:
 
 
 def rename(command: RenameCommand) -> int:
-    """Rename checkpoints by a template, and update what points at them.
+    """Rename checkpoints by a template, and update the links and pointers to them.
 
     Fields are run, name, format, epoch, step, number, date, time, and any metric. {field?} is left out, with
     the separator before it, if a checkpoint lacks it. The plan is printed before anything is renamed; without
-    a terminal, rename doesn't ask. Some trainers find only checkpoints with their own names; a warning says
-    which. ckpttool undo restores the old names.
+    a terminal, rename doesn't ask. Some trainers find only checkpoints with the names that they gave; a
+    warning names these trainers. ckpttool undo restores the old names.
     """
     from ckpttool.cli.render.text_changes import rename_question, rename_text, rename_total_line
     from ckpttool.runs.renaming.rename import RenameRequest
@@ -84,12 +84,12 @@ def rename(command: RenameCommand) -> int:
             if not quiet:
                 _warn(planned)
             _say_problems(planned.problems)
-        return consent.to(rename_question(planned))
+        return consent.agrees_to(rename_question(planned))
 
     renamed = carry_out(request, dry_run=is_dry, confirm=confirm)
     _say_outcome(renamed, quiet=quiet, was_warned=was_shown)
     if renamed.is_refused:
-        say_error(f"{directory}: nothing was renamed (--exclude skips checkpoints that can't be named)")
+        say_error(f"{directory}: nothing was renamed (--exclude skips checkpoints that can't be renamed)")
         return COULD_NOT
     if json:
         print_json(renamed.document())
@@ -97,18 +97,18 @@ def rename(command: RenameCommand) -> int:
         columns, colour = terminal_width(sys.stdout), has_colour(sys.stdout)
         text = rename_text(renamed, width=columns, colour=colour)
         print(rename_total_line(renamed) if was_shown else text)
-    is_void = not renamed.planned.plan.count and say_empty(
+    empty_fails = not renamed.planned.plan.count and say_empty(
         directory, recursive=request.recursive, quiet=quiet or json, checks=command.check
     )
-    is_off = command.check and bool(renamed.planned.plan.renamings)
-    return int(bool(renamed.problems) or is_off or is_void or renamed.declined)
+    would_rename = command.check and bool(renamed.planned.plan.renamings)
+    return int(bool(renamed.problems) or would_rename or empty_fails or renamed.declined)
 
 
 def _template(command: RenameCommand) -> str:
     """Return the template of the command line, else of a configuration.
 
     Raises:
-        UsageError: There is none, or it is not for this directory.
+        UsageError: There is none, or its configuration isn't trusted for this directory.
         CheckpointError: The configuration can't be read.
     """
     from ckpttool.cli.config import is_below, nearest_document
@@ -117,16 +117,18 @@ def _template(command: RenameCommand) -> str:
     directory, config = command.directory, command.config
     if command.template is not None:
         if config is not None:
-            raise UsageError("--template and --config both say what the names are (leave out one of them)")
+            raise UsageError("--template and --config are mutually exclusive")
         return command.template
     document = nearest_document(config)
     template = None if document is None else naming_template(document)
+    # A configuration that was found from the working directory mustn't rename files elsewhere, such as those
+    # of ``rename /data/runs``, unless the user trusts it.
     if document is None or template is None:
         where = "" if document is None else f"; {document.path} has no template in [naming]"
-        raise UsageError(f"no template says what the names are (--template '{{run}}-e{{epoch:04d}}'{where})")
+        raise UsageError(f"no template for the names (--template '{{run}}-e{{epoch:04d}}'{where})")
     if not is_below(os.path.abspath(directory), os.path.dirname(document.path)):
         document.require_trust(
-            document.origin("naming"), f"{directory} lies outside of the directory of this file"
+            document.origin("naming"), f"{directory} is outside the directory of this file"
         )
     return template
 
@@ -147,7 +149,7 @@ def _warn(planned: PlannedNames) -> None:
 
 
 def _say_outcome(renamed: RenameResult, *, quiet: bool, was_warned: bool) -> None:
-    """Print warnings and errors; equal ones once."""
+    """Print warnings and errors, without those that were printed with the plan."""
     if not quiet:
         say_journals(renamed.planned.journals)
         for recovery in renamed.recoveries:

@@ -1,6 +1,6 @@
-"""``ckpttool report``: a page of HTML on a directory of checkpoints, which sorts, filters and draws offline.
+"""``ckpttool report``: write an HTML page on a directory of checkpoints, which needs no network.
 
-The page is ``render/report.html``; it reads the document that ``list --json`` prints.
+The page is ``render/report.html``, with the document of ``list --json`` in a script element.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class ReportCommand:
 def report(command: ReportCommand) -> int:
     """Write one HTML page: curves of all runs, sizes, verdicts, and tables to sort and filter.
 
-    With rules of prune, it shows what they would keep and free. The page needs no network.
+    With prune rules, the page shows which checkpoints they would keep, and the space they would free. It
+    works offline.
     """
     import time
 
@@ -110,7 +111,9 @@ def report_page(title: str, subtitle: str, listing: Listing) -> bytes:
 
 
 def _script_json(value: object) -> str:
-    """Return JSON for a script of HTML, which no name of a file can end."""
+    """Return JSON for a script element of HTML."""
+    # HTML ends a script at ``</script>`` even within a string, and names of files come from downloads. These
+    # three characters can be written as escapes of JSON, and occur outside of strings nowhere.
     from ckpttool.core.result import dumps
 
     return dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -67,7 +67,7 @@ def write_reports(
     *,
     strict: bool,
 ) -> None:
-    """Write the reports that are wanted; annotations go to stderr, where GitHub reads them too."""
+    """Write the requested reports; annotations are written to stderr, which GitHub also reads."""
     root = os.environ.get("GITHUB_WORKSPACE")
     if wanted.junit is not None:
         from ckpttool.cli.render.junit import junit
@@ -81,9 +81,8 @@ def write_reports(
         from ckpttool.cli.render.github import summary
 
         write_report("--summary", wanted.summary, summary(verifications, failures).encode())
-    under_github = os.environ.get("GITHUB_ACTIONS") == "true"
-    is_annotated = under_github if wanted.github is None else wanted.github
-    if is_annotated:
+    runs_on_github = os.environ.get("GITHUB_ACTIONS") == "true"
+    if runs_on_github if wanted.github is None else wanted.github:
         from ckpttool.cli.render.github import workflow_commands
 
         say(workflow_commands(verifications, failures, root=root, strict=strict).rstrip("\n"))
@@ -114,16 +113,18 @@ def write_report(option: str, path: str, content: bytes) -> None:
 
 
 def _append(path: str, content: bytes) -> None:
-    """Append a report to a file; a pipe without a reader is an error, without waiting."""
+    """Append a report to a file or pipe."""
+    # Opening a named pipe without a reader would wait for one, maybe for ever and after hours of work. With
+    # O_NONBLOCK it fails with ENXIO. Writing may block again: a pipe with a reader holds only some KiB.
     try:
         descriptor = open_file(path, _APPEND, 0o666)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            raise AccessDenied(path, "a pipe that nobody reads") from error
+            raise AccessDenied(path, "no process reads from this pipe") from error
         raise from_os_error(error, path) from error
     try:
         with open(descriptor, "wb") as file:
-            if hasattr(os, "set_blocking"):  # a reader that is there may take its time
+            if hasattr(os, "set_blocking"):
                 os.set_blocking(descriptor, True)
             file.write(content)
     except OSError as error:
@@ -141,10 +142,10 @@ _MARKS: Mapping[str, Mapping[bytes, bytes]] = {
     "--plot": dict.fromkeys((b"<?xml", b"\x89PNG", b"<!doctype html>"), b"ckpttool picture"),
     "--output": {b"<!doctype html>": b"ckpttool report"},
 }
-"""Start of an earlier run's report, and another text in its first bytes."""
+"""For each option, the start of an earlier report, and another text in its first 4 KiB."""
 _TO_STDOUT = frozenset({"--junit", "--sarif", "--summary"})
 _RECORDING = (b"PK", b"ckpttool.npy")
-"""Start of a recording, and another text in its last bytes."""
+"""Start of a recording, a zip file, and the name of a member in its central directory, at the end."""
 
 
 def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, force: bool = False) -> None:
@@ -156,7 +157,8 @@ def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, for
         force: Whether a recording may be replaced.
     """
     # Checked before hours of work. ``--junit model.pt`` by mistake must not destroy a checkpoint, so only
-    # files that begin like such a report are replaced.
+    # files that begin like such a report are replaced. Two outputs are compared by their real paths, and
+    # with inputs by inode, since a hard link to an input has another path.
     places: dict[str, str] = {}
     for flag, path in written.items():
         if path is None:
@@ -169,7 +171,7 @@ def check_targets(written: Mapping[str, str | None], read: Sequence[str], *, for
         if is_stdout:
             continue
         if fs.exists(path) and any(fs.exists(one) and fs.samefile(one, path) for one in read):
-            raise UsageError(f"{flag} {path}: that file is an input")
+            raise UsageError(f"{flag} {path}: this file is an input")
         _check_is_ours(flag, path, force)
 
 
@@ -196,12 +198,12 @@ def _check_is_ours(option: str, path: str, force: bool) -> None:
     if not fs.lexists(path):
         return
     if fs.isdir(path):
-        raise UsageError(f"{option} {path}: it is a directory")
+        raise UsageError(f"{option} {path}: is a directory")
     if option == "--record":
         if not fs.isfile(path):
-            raise UsageError(f"--record {path}: it exists and is not a regular file")
+            raise UsageError(f"--record {path}: not a regular file")
         if not force:
-            raise UsageError(f"--record {path}: it already exists; --force replaces a recording")
+            raise UsageError(f"--record {path}: already exists (--force replaces a recording)")
         begin, mark = _RECORDING
         if not (_bytes(path, 0, _HEAD).startswith(begin) and mark in _bytes(path, -_TAIL, _TAIL)):
             raise UsageError(f"--record {path}: the existing file is not a recording and is not replaced")
@@ -235,7 +237,7 @@ def _bytes(path: str, start: int, count: int) -> bytes:
 
 
 def files_read(paths: Sequence[str], options: Mapping[str, object]) -> list[str]:
-    """Return all files that the command line names to be read: checkpoints, inputs, and models' sources."""
+    """Return all files to read that the command line names: checkpoints, inputs, and models' sources."""
     named = (str(options[name]) for name in ("input", "expect", "labels") if options.get(name))
     sources = (str(options[name]).rpartition(":")[0] for name in ("model", "optimizer") if options.get(name))
     return [*chain(paths, named, sources)]

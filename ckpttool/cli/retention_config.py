@@ -1,4 +1,4 @@
-"""``[retention]`` and ``[[retention.rule]]`` of a configuration, under the options of a command line."""
+"""Options of prune: those of the command line over ``[retention]`` and ``[[retention.rule]]``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.config import ConfigDocument, find_config, read_document
-from ckpttool.cli.config_keys import beside, paths_key, read
+from ckpttool.cli.config_keys import path_from_config, paths_key, read
 from ckpttool.cli.options import trash_option, yes_option
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.core.options import Reach, attribute_names, group, jobs_option, option, options_of, same_option
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
     from ckpttool.runs.series import Group
 
 
-def _log_beside(path: str, directory: str) -> str:
-    """Return a log's path as seen from here; one that isn't there is looked for in each directory."""
+def _log_from_config(path: str, directory: str) -> str:
+    """Return a log of a configuration relative to the current directory, if it exists."""
+    # A missing one is kept as it is: such a name is looked up in each directory of checkpoints.
     from ckpttool.runs.metrics import LogArgument
     from ckpttool.runs.trackers import metrics_tracker
 
     tracker, (prefix, _, place) = metrics_tracker(path), path.partition(":")
     if tracker is not None and tracker.is_directory and place:
-        return f"{prefix}:{_log_beside(place, directory)}"
-    log = beside(path, directory)
+        return f"{prefix}:{_log_from_config(place, directory)}"
+    log = path_from_config(path, directory)
     return log if os.path.lexists(LogArgument.parse(log).name) else path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Directories to prune, and how: ``[retention]`` of a configuration, under options of the command line.
+    """Directories to prune, and how: options of the command line over ``[retention]`` of a configuration.
 
     Attributes:
         config: The configuration that was read; None without one.
@@ -46,9 +47,9 @@ class Retention:
             directory or a rule.
         directory_overrides_config: Whether the command line's directory replaces those of the configuration.
         policies: Policy of each series; None without a rule.
-        paths: Directories as seen from the current one; empty for the current one.
+        paths: Directories, relative to the current one; empty for the current one itself.
         request: Attributes of a ``PruneRequest``.
-        trash: Whether removed checkpoints go to the trash; those of failed runs always do.
+        trash: Whether removed checkpoints are moved to the trash; those of failed runs always are.
         older_than: Minimum age in seconds of checkpoints that ``--empty-trash`` removes.
     """
 
@@ -59,10 +60,10 @@ class Retention:
     rules: Mapping[str, Any] = group(Policy)
     paths: tuple[str, ...] = paths_key("Directories to prune, relative to this file.")
     request: Mapping[str, Any] = group(PruneRequest)
-    metrics: Sequence[str] = same_option(Scope, "metrics", resolve=_log_beside)
+    metrics: Sequence[str] = same_option(Scope, "metrics", resolve=_log_from_config)
     trash: bool = trash_option()
     yes: bool = yes_option()
-    jobs: int | None = jobs_option(maximum=None)  # files were never limited
+    jobs: int | None = jobs_option(maximum=None)  # older versions had no limit in configurations
     path_rules: tuple[PathRule, ...] = option(
         "rule",
         help="Rules for some series instead of those above; the last one that matches decides.",
@@ -141,7 +142,7 @@ _NOT_OF_TRASH = (
     "group_by",
     "series",
 )
-"""Options that say nothing of a trash, besides the rules."""
+"""Options besides the rules that are invalid with ``--empty-trash``."""
 
 
 def retention_for(
@@ -165,13 +166,16 @@ def retention_for(
     is_of_trash = "empty_trash" in given
     older_than = rules.pop("older_than", None) if is_of_trash else None
     if is_of_trash and (others := [*rules, *(name for name in _NOT_OF_TRASH if name in given)]):
-        raise UsageError(f"--empty-trash looks at no checkpoint (leave {_flag(others[0])} out)")
+        options, name = {**options_of(Policy), **options_of(PruneRequest)}, others[0]
+        flag = options[name].flags[0] if name in options else f"--{name.replace('_', '-')}"
+        raise UsageError(f"--empty-trash can't be combined with {flag}")
     policies = Policies(Policy(**rules)) if rules else None
     found = None
+    # With a directory or a rule on the command line, a forgotten configuration must not remove more.
     if config is not None or not (directories or rules or "failed" in given):
         found = _configured(config, given)
     if found is not None and policies is not None and found.policies is not None:
-        raise UsageError(f"{found.config} has rules, and so has the command line (leave out one of them)")
+        raise UsageError(f"{found.config} has rules, and so has the command line (omit one of them)")
     base = found or Retention(paths=())
     request = {name: value for name, value in given.items() if name in attribute_names(PruneRequest)}
     if excluded := (*base.request.get("exclude", ()), *given.get("exclude", ())):
@@ -188,11 +192,6 @@ def retention_for(
         directory_overrides_config=found is not None and bool(directories),
         unread_config=_unread_config() if finds_unread and config is None and found is None else None,
     )
-
-
-def _flag(name: str) -> str:
-    options = {**options_of(Policy), **options_of(PruneRequest)}
-    return options[name].flags[0] if name in options else f"--{name.replace('_', '-')}"
 
 
 def _configured(config: str | ConfigDocument | None, given: Collection[str]) -> Retention | None:
@@ -212,7 +211,7 @@ def _unread_config() -> str | None:
     try:
         path = find_config()
         tables = {} if path is None else read_document(path).tables
-    except (UsageError, CheckpointError):  # an error here isn't one of the command
+    except (UsageError, CheckpointError):  # the command doesn't read the file, so its errors don't matter
         return None
     return path if tables.get("retention") else None
 
@@ -225,8 +224,8 @@ _WILD = re.compile(r"[*?[]")
 def unmatched_rules(retention: Retention, requests: Sequence[PruneRequest]) -> list[Problem]:
     """Return a problem for each rule of a configuration that no series in any of the directories matches."""
     # Such a rule is probably misspelled, and the other rules would remove the checkpoints that it should
-    # keep: so nothing may be removed. Excepted are rules for paths outside of the command line's directory,
-    # and for unreadable directories, which are errors of their own.
+    # keep: so nothing may be removed. Exceptions are rules for paths outside of the command line's directory,
+    # and for unreadable directories, which are reported anyway.
     from ckpttool.core.report import Problem
 
     if retention.policies is None or not retention.policies.rules:
@@ -235,7 +234,9 @@ def unmatched_rules(retention: Retention, requests: Sequence[PruneRequest]) -> l
     base = os.path.realpath(retention.policies.directory)
     problems = []
     for rule in retention.policies.unmatched(tuple(groups)):
-        place = _fixed_directory(rule, base)
+        # The innermost directory of all paths that the rule can match: its names before the first wildcard.
+        names = takewhile(lambda name: not _WILD.search(name), rule.glob.split("/"))
+        place = os.path.join(base, *names)
         is_elsewhere = retention.directory_overrides_config and not any(
             _is_within(place, fs.realpath(request.directory)) for request in requests
         )
@@ -260,12 +261,6 @@ def _groups(requests: Sequence[PruneRequest]) -> tuple[list[Group], list[str]]:
         else:
             groups += survey.groups
     return groups, unseen
-
-
-def _fixed_directory(rule: PathRule, base: str) -> str:
-    """Return the innermost directory of all paths that a rule can match."""
-    names = rule.glob.split("/")
-    return os.path.join(base, *takewhile(lambda name: not _WILD.search(name), names))
 
 
 def _is_within(path: str, directory: str) -> bool:

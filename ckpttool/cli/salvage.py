@@ -1,4 +1,4 @@
-"""``ckpttool salvage``: a valid checkpoint with the intact tensors of a damaged one."""
+"""``ckpttool salvage``: write a valid checkpoint with the intact tensors of a damaged one."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ class SalvageCommand:
 
 
 def salvage(command: SalvageCommand) -> int:
-    """Write what is whole of a truncated or damaged checkpoint as a sound one, and list what is lost.
+    """Write the intact tensors of a truncated or damaged checkpoint to a valid one, and list the lost ones.
 
-    A tensor whose bytes are missing, or don't have their checksum, is left out. SRC stays as it is.
+    Tensors with missing bytes or a wrong checksum are left out. SRC is not changed.
     """
     from ckpttool.ops.salvage import salvage as carry_out
 
     target = command.target
     if not fs.place_of(target).opens_by_path:
-        raise UsageError(f"{target}: salvage writes to a disk (ckpttool copy brings the result to a store)")
+        raise UsageError(
+            f"{target}: salvage can't write to a store (write to a disk, then use ckpttool copy)"
+        )
     with progress("reading", 0) as advance:
         done = carry_out(command.source, target, command.writing, advance=advance)
     for failure in done.converted.mismatches:

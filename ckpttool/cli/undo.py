@@ -1,4 +1,4 @@
-"""``ckpttool undo``: restore the checkpoints that prune moved to the trash, or the names before a rename."""
+"""``ckpttool undo``: restore checkpoints that prune moved to the trash, or names before a rename."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UndoCommand:
 def undo(command: UndoCommand) -> int:
     """Undo the last prune --trash or rename: restore old names and pointers.
 
-    Nothing is replaced: if a path is taken, undo names it and leaves that checkpoint where it is.
+    Nothing is replaced: if a path is taken, undo reports it and doesn't restore that checkpoint.
     """
     from ckpttool.runs.undo import undo as take_back
 

@@ -1,4 +1,4 @@
-"""The targets of ``verify``, their settings, and their verdicts."""
+"""The run of ``verify``: its targets, their settings, and their verdicts."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ MISTAKES = frozenset(
         "input-unreadable",
     }
 )
-"""Findings of a prediction about its inputs: an unknown class, a shape that doesn't fit."""
+"""Findings of a prediction about its inputs, such as an unknown class: errors, not verdicts on the file."""
 SECONDS_A_DAY = 86_400
 _TRIES = 3
-"""Searches of a directory if checkpoints are renamed meanwhile."""
+"""Searches of a directory while checkpoints in it are renamed."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class VerifyOutcome:
     Attributes:
         verifications: The verdicts.
         failures: Unreadable paths, and missing packages.
-        judged: Settings of each checkpoint, and its verdict before findings are ignored.
+        judged: Settings and verdict of each checkpoint, before findings are ignored.
         sealed: Results of writing manifests, by the checkpoints' paths.
         seconds: Duration of each verification, by path.
         unread: Files and directories that look like models and can't be read, with the reasons.
@@ -86,7 +86,7 @@ class VerifyOutcome:
         return is_all_read and all(one.passes(strict=self.strict) for one in self.verifications)
 
     def document(self) -> dict[str, Any]:
-        """Return its document: of a part, with the place of each checkpoint among all."""
+        """Return its document; that of a part has the position of each checkpoint among all."""
         document = verify_document(self.verifications, self.failures, passed=self.passed)
         for row in document["checkpoints"]:
             if (sealed := self.sealed.get(row["path"])) is not None:
@@ -95,9 +95,12 @@ class VerifyOutcome:
             document["unread"] = messages(self.unread, severity="error" if self.strict else "warning")
         if self.read_in_full is not None:
             document["sampled"] = {"full": self.read_in_full, "of": len(self.verifications)}
-        return document if self.share is None else self._with_places(document, self.share)
+        return document if self.share is None else self._with_positions(document, self.share)
 
-    def _with_places(self, document: dict[str, Any], share: Share) -> dict[str, Any]:
+    def _with_positions(self, document: dict[str, Any], share: Share) -> dict[str, Any]:
+        # A path that the command line names twice has two positions, which its rows take in turn. Positions
+        # that no row has taken are of checkpoints that were removed meanwhile. Checkpoints found by a second
+        # search sort last; errors of directories, which all parts have, get -1.
         places = {path: iter(positions) for path, positions in share.positions.items()}
         for row, verification in zip(document["checkpoints"], self.verifications, strict=True):
             row["position"] = next(places.get(verification.path, iter(())), share.found)
@@ -143,8 +146,10 @@ def verify_all(
         outcome.share, targets = _take_part(command.workload.part, targets, command)
     has_work = bool(targets)
     if command.workload.sample is not None:
-        targets = _leave_out(targets, command.workload.sample)
+        targets = _mark_sampled_out(targets, command.workload.sample)
         outcome.read_in_full = 0
+    # A training goes on meanwhile: a checkpoint that is renamed between the search and its turn would be
+    # missed under both names, so directories are searched again for paths that weren't there before.
     for _ in range(_TRIES):
         with lines.of_all(_work_of(target, command) for target in targets) as progress:
             has_gone = _verify_each(targets, command, executor, outcome, progress)
@@ -161,7 +166,8 @@ def verify_all(
     if has_work and not (outcome.verifications or outcome.failures):
         _fail(
             NotFound(
-                paths[0], "everything in it was removed or renamed in the meantime; nothing was verified"
+                paths[0],
+                "all checkpoints in it were removed or renamed in the meantime; nothing was verified",
             ),
             outcome,
         )
@@ -174,7 +180,7 @@ class Share(NamedTuple):
     Attributes:
         found: Number of checkpoints in all parts.
         digest: Of all checkpoints and of the options; the same for all parts of a run.
-        positions: Positions of each among all, by path; one that was named twice has two.
+        positions: Positions of its checkpoints among all, by path; one that is named twice has two.
     """
 
     part: Part
@@ -205,8 +211,10 @@ def _take_part(
     return share, [one for one in targets if numbers[one.path] == part.number]
 
 
-def _leave_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_VerifyTarget]:
+def _mark_sampled_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[_VerifyTarget]:
     """Return the targets, with those outside of the sample marked."""
+    # Checkpoints with digests record in them when they were last read in full, and the least recent are
+    # chosen; without a record, the day decides.
     from ckpttool.ops.manifest import last_read, record_of
     from ckpttool.ops.workload import Candidate, choose
 
@@ -227,20 +235,16 @@ def _work_of(target: _VerifyTarget, command: VerifyCommand) -> int:
     passes = 1
     if command.write_manifest:
         passes += 2  # of its files, and of its tensors
-    if OPTIONAL in command.checks and not command.force and _has_digests(target.unit):
-        passes += 1
+    if OPTIONAL in command.checks and not command.force:
+        from ckpttool.ops.digests import content_address
+
+        has_sidecar = any(name.endswith(SIDECARS) for name in target.unit.members)
+        passes += has_sidecar or any(map(content_address, target.unit.files()))
     if "values" in command.checks:
         from ckpttool.ops.checks import weight_copies
 
         passes += 2 * sum(1 for _ in weight_copies(target.unit.files()))  # of both sides
     return passes * target.unit.nbytes
-
-
-def _has_digests(unit: Unit) -> bool:
-    """Return whether a checkpoint has recorded checksums of its bytes."""
-    from ckpttool.ops.digests import content_address
-
-    return any(name.endswith(SIDECARS) for name in unit.members) or any(map(content_address, unit.files()))
 
 
 def _verify_each(
@@ -251,6 +255,9 @@ def _verify_each(
     progress: Progress,
 ) -> bool:
     """Add the verdicts on some checkpoints; return whether one was removed or renamed meanwhile."""
+    # An error is a verdict, invalid, for a file found in a directory. It is a failure for a path that the
+    # user named, for a worker or network that broke, and for a framework that isn't installed: these say
+    # nothing about the file.
     has_gone = False
     tasks = [_task_of(one, one.unit, command) for one in targets if not isinstance(one.unit, CheckpointError)]
     with closing(verify_tasks(tasks, executor, progress)) as results:
@@ -298,8 +305,8 @@ class _VerifyTarget(NamedTuple):
     """A checkpoint to verify.
 
     Attributes:
-        unit: The checkpoint, or the error on finding it.
-        settings: Those of a configuration or for a prediction; None for the usual checks.
+        unit: The checkpoint, or the error of the search.
+        settings: Settings of a configuration or for a prediction; None for the usual checks.
         is_named: Whether the command line names it, so that an error isn't a verdict.
         is_sampled_out: Whether the sample leaves it out, so that it isn't read in full.
         copy: Path of a copy to compare with.
@@ -324,7 +331,7 @@ class _VerifyTarget(NamedTuple):
 def _require_prediction(targets: Sequence[_VerifyTarget], command: VerifyCommand) -> None:
     """Raise an error if options of a prediction have no effect."""
     if command.prediction.get("record") and len(targets) > 1:
-        raise UsageError(f"--record takes one checkpoint, and there are {len(targets):,}")
+        raise UsageError(f"--record takes one checkpoint, not {len(targets):,}")
     is_asked = command.predict or any(one.settings and one.settings.request for one in targets)
     if command.prediction and targets and not is_asked:
         flag = flag_of(next(iter(command.prediction)))
@@ -419,9 +426,11 @@ def _add_verdict(
     """Add the verdict on a checkpoint, with ignored findings marked."""
     if result.sealed is not None:
         outcome.sealed[target.path] = result.sealed
-    if (mistake := _mistake_in(verification)) is not None:
-        _fail(mistake, outcome)
-        return
+    for finding in verification.findings:
+        if finding.code in MISTAKES and finding.ignored is None:
+            path, place = verification.path, finding.where
+            _fail(CheckpointError(path, finding.message, where=place, code=finding.code), outcome)
+            return
     outcome.seconds[verification.path] = result.seconds
     if outcome.read_in_full is not None and not target.is_sampled_out:
         outcome.read_in_full += 1
@@ -450,11 +459,3 @@ def _record_read(unit: Unit | CheckpointError, outcome: VerifyOutcome) -> None:
         write_last_read(record, moment)
     except CheckpointError as error:
         outcome.warnings += (f"{error.path}: not recorded as verified: {error.reason}",)
-
-
-def _mistake_in(verification: Verification) -> CheckpointError | None:
-    """Return an error if a prediction failed because of its inputs, which isn't a verdict on the file."""
-    for finding in verification.findings:
-        if finding.code in MISTAKES and finding.ignored is None:
-            return CheckpointError(verification.path, finding.message, where=finding.where, code=finding.code)
-    return None

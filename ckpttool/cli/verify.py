@@ -1,4 +1,4 @@
-"""``ckpttool verify``: is it intact, sane and safe, and does it predict?"""
+"""``ckpttool verify``: the combination of its options, and its reports, verdicts and exit status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, say_warning, width
 from ckpttool.cli.reports import Reports, check_targets, files_read, write_reports
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ckpttool.cli.part_documents import PartDocument
     from ckpttool.cli.verdicts import VerifyOutcome
     from ckpttool.cli.verify_config import VerifyConfig
-    from ckpttool.ops.manifest_seal import SealResult
 
 
 _AUTO = "auto"
@@ -28,7 +27,7 @@ _AUTO = "auto"
 
 
 _WITH_MERGE = frozenset({"paths", "strict", "reports", "merge", "json", "quiet", "verbose"})
-"""Options that go with ``--merge``."""
+"""Attributes of the options that are valid with ``--merge``."""
 
 
 def verify(command: VerifyCommand) -> int:
@@ -42,18 +41,18 @@ def verify(command: VerifyCommand) -> int:
 
     wanted = command.reports
     if wanted.takes_stdout and command.json:
-        raise UsageError("--json and a report on stdout (-): give one of them")
+        raise UsageError("--json can't be combined with a report on stdout (-)")
     if command.merge:
         plain = VerifyCommand(reports=wanted, workload=Workload())
         others = (one.name for one in fields(command) if one.name not in _WITH_MERGE)
         if not command.paths or any(getattr(command, name) != getattr(plain, name) for name in others):
-            raise UsageError(
-                "--merge takes the JSON documents of --part, and only options of output and reports"
-            )
+            raise UsageError("--merge takes JSON documents of --part, and only output and report options")
         return _show_merged(command, wanted)
     given = {*command.prediction, *(["predict"] if command.predict else [])}
     settings = _configuration(command.config, command.paths, given, quiet=command.quiet)
     checks, names_prediction = _checks_to_run(command.quick, command.only)
+    # Options such as --model imply a prediction, but not with a configuration: its rules decide which
+    # checkpoints are predicted, and the options only complete them.
     prediction_options = command.prediction
     predict = (
         command.predict or names_prediction or (settings is None and implies_prediction(prediction_options))
@@ -63,11 +62,11 @@ def verify(command: VerifyCommand) -> int:
     _check_prediction_files(prediction_options, may_predict=may_predict)
     _require_compatible(command, is_complete=is_complete, may_predict=may_predict)
     if command.against is not None and (command.write_manifest or len(command.paths) != 1):
-        raise UsageError("--against takes one PATH, and no --write-manifest")
+        raise UsageError("--against takes one PATH, and can't be combined with --write-manifest")
     if command.against is not None:
         fs.place_of(command.against).require_askable(command.against)
     if command.force and not command.write_manifest and "record" not in prediction_options:
-        raise UsageError("--force goes with --write-manifest or --record")
+        raise UsageError("--force is only valid with --write-manifest or --record")
     places = [*(command.paths or (settings.paths if settings else ()))]
     check_targets(
         {"--record": prediction_options.get("record"), **_report_files(wanted)},
@@ -83,8 +82,12 @@ def verify(command: VerifyCommand) -> int:
         predict=predict,
     )
     outcome = verify_all_with(command.executor, places, command)
+    # A rule counts as unused only if all that the configuration names was verified, with all checks.
     if settings is not None and not command.paths and is_complete and not outcome.failures:
-        _warn_unused_rules(settings, outcome)
+        from ckpttool.cli.verify_config import unused_rules
+
+        for sentence in unused_rules(settings, outcome.judged):
+            say_warning(sentence)
     for path, sealed in outcome.sealed.items():
         if sealed.refused is not None:
             say_error(f"{path}: no manifest written: {sealed.refused}")
@@ -101,64 +104,67 @@ def _require_compatible(command: VerifyCommand, *, is_complete: bool, may_predic
 
     seals = command.write_manifest
     if seals and not is_complete:
-        raise UsageError("--write-manifest needs all checks: leave --quick and --only out")
+        raise UsageError("--write-manifest needs all checks (omit --quick and --only)")
     if seals and may_predict:
-        raise UsageError("--write-manifest takes a PATH, and neither --predict nor a configuration")
+        raise UsageError(
+            "--write-manifest needs a PATH, and can't be combined with --predict or a configuration"
+        )
     if command.workload.sample is not None and (not is_complete or seals or may_predict):
         raise UsageError(
-            "--sample goes with a PATH, and without --quick, --only, --write-manifest and --predict"
+            "--sample needs a PATH, and can't be combined with --quick, --only, --write-manifest or --predict"
         )
     if command.executor is not None and may_predict:
-        raise UsageError("--executor takes a PATH, and neither --predict nor a configuration")
+        raise UsageError("--executor needs a PATH, and can't be combined with --predict or a configuration")
 
 
-def _report(outcome: VerifyOutcome, wanted: Reports, shown: VerifyCommand) -> int:
+def _report(outcome: VerifyOutcome, wanted: Reports, command: VerifyCommand) -> int:
     """Write the reports, print the warnings and the verdicts, and return the exit status."""
     from ckpttool.cli.paths import say_unread
     from ckpttool.core.errors import NotACheckpoint
 
-    if outcome.strict or not shown.quiet:
+    if outcome.strict or not command.quiet:
         for warning in outcome.warnings:
             say_warning(warning)
-        say_unread(outcome.unread, "not verified, safety unknown", everything=shown.verbose)
+        say_unread(outcome.unread, "not verified, safety unknown", everything=command.verbose)
     unread = outcome.unread if outcome.strict else {}
     failures = [*outcome.failures, *(NotACheckpoint(path, why) for path, why in unread.items())]
     write_reports(wanted, outcome.verifications, failures, outcome.seconds, strict=outcome.strict)
     has_verdicts = bool(outcome.verifications) or not outcome.failures or outcome.share is not None
-    if not (shown.json and shown.quiet) and has_verdicts and not wanted.takes_stdout:
-        _print_verdicts(outcome, shown)
+    if not (command.json and command.quiet) and has_verdicts and not wanted.takes_stdout:
+        _print_verdicts(outcome, command)
+    # 2 wins over 1: a checkpoint that couldn't be verified may be worse than the invalid ones.
     if outcome.failures or any(one.failed for one in outcome.sealed.values()):
         return COULD_NOT
     return int(not outcome.passed)
 
 
-def _show_merged(shown: VerifyCommand, wanted: Reports) -> int:
-    """Print the combined result of the documents of all parts, which know whether warnings fail."""
+def _show_merged(command: VerifyCommand, wanted: Reports) -> int:
+    """Print the combined result of the documents of all parts; --strict was an option of the parts."""
     from ckpttool.cli.part_documents import merge_verdicts, read_parts
     from ckpttool.runs.listing import LIST_SCHEMA
 
-    check_targets(_report_files(wanted), shown.paths)
-    documents = read_parts(shown.paths)
+    check_targets(_report_files(wanted), command.paths)
+    documents = read_parts(command.paths)
     if documents[0].schema == LIST_SCHEMA:
-        return _show_merged_list(documents, shown, has_reports=wanted != Reports())
+        return _show_merged_list(documents, command, has_reports=wanted != Reports())
     outcome = merge_verdicts(documents)
     for failure in outcome.failures:
         say_error(str(failure))
-    return _report(outcome, wanted, shown)
+    return _report(outcome, wanted, command)
 
 
-def _show_merged_list(documents: Sequence[PartDocument], shown: VerifyCommand, *, has_reports: bool) -> int:
+def _show_merged_list(documents: Sequence[PartDocument], command: VerifyCommand, *, has_reports: bool) -> int:
     from ckpttool.cli.part_documents import merge_lists
     from ckpttool.cli.paths import say_unread
     from ckpttool.core.errors import UsageError
 
-    if not shown.json or has_reports:
-        raise UsageError("--merge of documents of list goes with --json, and without reports")
+    if not command.json or has_reports:
+        raise UsageError("--merge of list documents needs --json, and writes no reports")
     document, problems, unread = merge_lists(documents)
     for path, message in problems:
         say_warning(f"{path}: {message}")
-    if not shown.quiet:
-        say_unread(unread, "not listed", everything=shown.verbose)
+    if not command.quiet:
+        say_unread(unread, "not listed", everything=command.verbose)
     print_json(document)
     return int(bool(problems))
 
@@ -168,9 +174,12 @@ def _configuration(
 ) -> VerifyConfig | None:
     """Return the configuration that applies: one that is named, or one found if no path is given.
 
-    With paths, one is searched only for ``--config auto``: a configuration next to a downloaded checkpoint
-    must not loosen checks. ``given`` names the attributes of a prediction that the command line gives.
+    Args:
+        named: The value of ``--config``.
+        given: Attributes of a prediction that the command line gives.
     """
+    # With paths, one is searched only for ``--config auto``: a configuration next to a downloaded checkpoint
+    # must not loosen checks.
     from ckpttool.cli.config import find_config, read_document
     from ckpttool.cli.verify_config import read_config
     from ckpttool.core.errors import UsageError
@@ -183,7 +192,7 @@ def _configuration(
         return None if named is None else read_config(read_document(_config_beside(paths)), given=given)
     path = find_config()
     if path is None:
-        raise UsageError("name a PATH, or write a ckpttool.toml that names some")
+        raise UsageError("name a PATH, or write a ckpttool.toml with paths")
     return read_config(read_document(path), given=given)
 
 
@@ -195,11 +204,11 @@ def _config_beside(paths: Sequence[str]) -> str:
     found = {path: find_config_beside(path) for path in paths}
     (first, config), *others = found.items()
     if config is None:
-        raise UsageError(f"--config auto: there is no configuration for {first} (leave --config out)")
+        raise UsageError(f"--config auto: no configuration for {first} (omit --config)")
     for path, other in others:
         if other is None or os.path.realpath(other) != os.path.realpath(config):
-            hint = "verify them one by one, or name one"
-            raise UsageError(f"--config auto: {config} is for {first}, and not for {path} ({hint})")
+            hint = "verify them separately, or name one"
+            raise UsageError(f"--config auto: {config} applies to {first}, but not to {path} ({hint})")
     return config
 
 
@@ -213,11 +222,11 @@ def _say_unread(paths: Sequence[str]) -> None:
 
 
 def _check_prediction_files(options: Mapping[str, object], *, may_predict: bool) -> None:
-    """Require that options of a prediction come with one, and that the files they name exist."""
+    """Require that options of a prediction are given with one, and that the files they name exist."""
     from ckpttool.core.errors import NotFound, UsageError
 
     if options and not may_predict:
-        raise UsageError(f"{flag_of(next(iter(options)))} goes with --predict")
+        raise UsageError(f"{flag_of(next(iter(options)))} is only valid with --predict")
     for name in ("input", "expect", "labels"):
         path = options.get(name)
         if path is not None and not os.path.isfile(str(path)):
@@ -235,33 +244,28 @@ def _checks_to_run(quick: bool, only: str | None) -> tuple[tuple[str, ...], bool
     known = (*CHECKS, *PREDICTION)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UsageError(f"no check {unknown[0]!r}: there are {', '.join(known)}")
+        raise UsageError(f"no check {unknown[0]!r}; expected one of {', '.join(known)}")
     predicts = not set(PREDICTION).isdisjoint(names)
-    wanted = {*names, *QUICK_CHECKS} if predicts else set(names)  # nothing is loaded that may be unsafe
+    # A prediction loads the checkpoint, which may run code, so the checks of structure and safety come first.
+    wanted = {*names, *QUICK_CHECKS} if predicts else set(names)
     checks = tuple(name for name in CHECKS if name in wanted and (not quick or name in QUICK_CHECKS))
     if not checks:
         raise UsageError("--quick and --only leave no check")
     return checks, predicts
 
 
-def _warn_unused_rules(config: VerifyConfig, outcome: VerifyOutcome) -> None:
-    from ckpttool.cli.verify_config import unused_rules
-
-    for sentence in unused_rules(config, outcome.judged):
-        say_warning(sentence)
-
-
-def _print_verdicts(outcome: VerifyOutcome, shown: VerifyCommand) -> None:
-    if shown.json:
+def _print_verdicts(outcome: VerifyOutcome, command: VerifyCommand) -> None:
+    if command.json:
         print_json(outcome.document())
         return
     from ckpttool.cli.render.verdicts import VerifyStyle, verify_text
+    from ckpttool.core.text import printable
 
     style = VerifyStyle(
         width=width(sys.stdout) if sys.stdout.isatty() else None,
         colour=has_colour(sys.stdout),
-        verbose=shown.verbose,
-        problems_only=shown.quiet,
+        verbose=command.verbose,
+        problems_only=command.quiet,
         strict=outcome.strict,
         part=None if outcome.share is None else str(outcome.share.part),
         read_in_full=outcome.read_in_full,
@@ -269,15 +273,9 @@ def _print_verdicts(outcome: VerifyOutcome, shown: VerifyCommand) -> None:
     )
     if text := verify_text(outcome.verifications, style):
         print(text)
-    if not shown.quiet:
-        _print_manifests(outcome.sealed, sys.stdout)
-
-
-def _print_manifests(sealed: Mapping[str, SealResult], stream: TextIO) -> None:
-    """Print a line for each manifest that is there now: also for those written before something failed."""
-    from ckpttool.core.text import printable
-
-    for one in sealed.values():
-        if one.files:
-            verb = "wrote" if one.written else "already there"
-            print(f"{verb}: {', '.join(map(printable, one.files))}", file=stream)
+    if not command.quiet:
+        # Also those written before something failed: they are on the disk.
+        for one in outcome.sealed.values():
+            if one.files:
+                verb = "wrote" if one.written else "already there"
+                print(f"{verb}: {', '.join(map(printable, one.files))}")

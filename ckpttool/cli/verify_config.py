@@ -22,7 +22,7 @@ from ckpttool.runs.retention.request import glob_below, matches
 from ckpttool.runs.scope import Scope
 
 _ONE_OF = {"input": "input_shapes", "input_shapes": "input"}
-"""Options that replace each other: a later rule with one of them drops the other."""
+"""Mutually exclusive options: a later rule with one of them drops the other of an earlier rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class VerifyRule:
     Attributes:
         origin: Path and heading of the rule.
         glob: Of paths relative to the file.
-        predict: Whether they are loaded and run.
+        predict: Whether checkpoints are loaded and run; None if the rule doesn't have the key.
         prediction_options: Attributes of a ``PredictionRequest``.
-        ignores: Expected findings; they are shown. Those of safety or loading can't be ignored.
+        ignores: Expected findings, which are shown but don't fail; those of safety and loading always do.
     """
 
     origin: str
@@ -67,7 +67,7 @@ class VerifyRule:
 
     def __post_init__(self) -> None:
         if _ONE_OF.keys() <= self.prediction_options.keys():
-            raise UsageError("input and input-shape contradict each other (give one of them)")
+            raise UsageError("input and input-shape are mutually exclusive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class VerifyConfig:
     """The table ``[verify]`` of a configuration.
 
     Attributes:
-        path: The file, as the user knows it.
+        path: The file, relative to the current directory or as the user named it.
         paths: Paths to verify without a PATH, relative to the current directory.
         exclude: Globs of skipped paths.
         strict: Whether warnings fail.
@@ -89,7 +89,7 @@ class VerifyConfig:
     strict: bool = strict_option()
     rules: tuple[VerifyRule, ...] = option(
         "rule",
-        help="What some checkpoints need; all rules that match one apply.",
+        help="Rules for some checkpoints; all that match a checkpoint apply.",
         reach=Reach.HARMLESS,
         default=(),
     )
@@ -118,7 +118,7 @@ def read_config(document: ConfigDocument, *, given: Collection[str] = ()) -> Ver
 
 
 class PredictionSettings(NamedTuple):
-    """The settings of a checkpoint, and their rules; without a ``request`` there is no prediction."""
+    """The settings of a checkpoint, and the rules that match it; no prediction if ``request`` is None."""
 
     request: PredictionRequest | None
     ignores: tuple[Ignore, ...]
@@ -131,16 +131,16 @@ def settings_for(
     """Return the settings of a checkpoint.
 
     Args:
-        config: Its rules are taken in order; each key has the value that was said last.
-        path: The checkpoint's, as discovery knows it.
-        predict: Whether a prediction was asked for on the command line.
-        given: Attributes of a ``PredictionRequest`` that stood there; they come after all rules.
+        config: Its matching rules apply in order; the last value of a key wins.
+        path: Path of the checkpoint, from discovery.
+        predict: Whether the command line requests a prediction.
+        given: Attributes of a ``PredictionRequest`` on the command line; they win over all rules.
 
     Raises:
-        UsageError: The rules contradict each other, say how to predict and not whether, or name code that
-            others could have written.
+        UsageError: The rules contradict each other, have options of a prediction without ``predict``, or
+            name code that other users could have written.
     """
-    try:  # links are not followed: people write the names that they see
+    try:  # links aren't followed: rules have the names that users see
         below = os.path.relpath(os.path.abspath(path), config.directory).replace(os.sep, "/")
     except ValueError:  # on another drive
         below = os.pardir
@@ -163,14 +163,16 @@ def settings_for(
             raise UsageError(f"{origin}: for {path}: {failure}") from failure
     elif not said and any(rule.prediction_options for rule in rules):
         origin = next(rule.origin for rule in rules if rule.prediction_options)
-        raise UsageError(f"{origin}: it says how to predict, and not whether (predict = true or false)")
+        raise UsageError(f"{origin}: it has prediction keys, but no predict (set predict = true or false)")
     return PredictionSettings(request, ignores[-1] if ignores else (), rules)
 
 
 def _require_own_code(
     config: VerifyConfig, rules: Sequence[VerifyRule], given: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Require that code which the rules name is as much the user's own as their file has to be."""
+    """Require that no other user could have written the code that the rules name."""
+    # Trust in a configuration covers its text, but not ``models.py`` that it names: that file may be writable
+    # by others, although the configuration isn't. Code that the command line names is the user's choice.
     for name in ("model", "optimizer"):
         if name in given or options.get(name) is None:
             continue
@@ -187,7 +189,7 @@ def unused_rules(
     """Return a sentence for each rule that no checkpoint matched, and each ignore that matched no finding.
 
     Args:
-        config: Its own paths must have been verified, with all checks.
+        config: The configuration, whose own paths must have been verified with all checks.
         judged: Settings and verdict of each checkpoint.
     """
     matched = {rule.origin for settings, _ in judged for rule in settings.rules}
@@ -205,5 +207,5 @@ def unused_rules(
         for ignore in rule.ignores or ():
             if ignore.origin not in used:
                 place = "" if ignore.where is None else f" at {ignore.where!r}"
-                sentences.append(f"{ignore.origin}: there is no finding {ignore.code}{place}")
+                sentences.append(f"{ignore.origin}: no finding {ignore.code}{place}")
     return sentences

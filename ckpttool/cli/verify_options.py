@@ -40,7 +40,7 @@ class VerifyCommand:
 
     Attributes:
         checks: Names of the checks to run, without those of a prediction.
-        settings: The configuration that applies, a ``VerifyConfig``; None if none does.
+        settings: The ``VerifyConfig`` that applies, or None.
     """
 
     paths: Sequence[str] = argument(
@@ -57,7 +57,7 @@ class VerifyCommand:
     )
     strict: bool = strict_option()
     against: str | None = _check(
-        "--against", metavar="COPY", help="Check that every file is in this copy, too, byte for byte."
+        "--against", metavar="COPY", help="Also compare every file with this copy, byte for byte."
     )
     write_manifest: bool = _check(
         "--write-manifest",
@@ -67,7 +67,7 @@ class VerifyCommand:
     force: bool = _check("--force", help="Replace an existing manifest or recording.", default=False)
     predict: bool = option(
         "--predict",
-        help="Load and run each checkpoint with its framework, in a process of its own.",
+        help="Load and run each checkpoint with its framework, in a separate process.",
         panel=PREDICTION_PANEL,
         default=False,
     )
@@ -83,12 +83,12 @@ class VerifyCommand:
     executor: str | None = executor_option()
     merge: bool = option(
         "--merge",
-        help="Combine the JSON documents of all parts, which PATHs name, into the result of one run.",
+        help="Merge the JSON documents of all parts (PATH...) into the result of one run.",
         panel=SELECTION_PANEL,
         default=False,
     )
     json: bool = json_option()
-    quiet: bool = quiet_option("Print problems only.")
+    quiet: bool = quiet_option("Print only problems.")
     verbose: bool = verbose_option("Show every check of each checkpoint.")
     checks: tuple[str, ...] = ()
     settings: Any = None
@@ -105,7 +105,7 @@ _IMPLYING = (
     "labels",
     "resume_step",
 )
-"""Attributes that imply a prediction."""
+"""Attributes that request a prediction without ``--predict``."""
 
 
 def implies_prediction(options: Mapping[str, Any]) -> bool:

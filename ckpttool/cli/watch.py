@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.config import ConfigDocument, nearest_document
-from ckpttool.cli.config_keys import beside, naming_template, paths_key, read
+from ckpttool.cli.config_keys import naming_template, path_from_config, paths_key, read
 from ckpttool.cli.options import config_option, interval_option, json_option, quiet_option
 from ckpttool.cli.output import print_json, say, say_error, say_warning
 from ckpttool.cli.verify_config import VerifyConfig, read_config, settings_for
@@ -56,23 +56,23 @@ class WatchCommand:
         default=(),
     )
     config: str | None = config_option("Read steps and rules from this file.", SELECTION_PANEL)
-    interval: str | None = interval_option("Look every TIME (30s). [default: 10s]")
+    interval: str | None = interval_option("Look for changes every TIME (30s). [default: 10s]")
     once: bool = option(
-        "--once", help="Do what is to be done now, and end.", panel=EXECUTION_PANEL, default=False
+        "--once", help="Process the current checkpoints, and exit.", panel=EXECUTION_PANEL, default=False
     )
     exclude: Sequence[str] = same_option(Scope, "exclude")
     max_depth: int | None = same_option(Scope, "max_depth")
     jobs: int | None = jobs_option()
     json: bool = json_option("Print a line of JSON for each event.")
-    quiet: bool = quiet_option("Print only what fails.")
+    quiet: bool = quiet_option("Print only failures.")
 
 
 def watch(command: WatchCommand) -> int:
-    """Verify checkpoints as they land, and do what ckpttool.toml asks for: rename, copy, prune and log.
+    """Verify checkpoints as they land, then rename, copy, prune and log them if ckpttool.toml says so.
 
     A checkpoint has landed when it is complete and has not changed between two looks. Each is verified once.
-    Without DIR, the nearest ckpttool.toml says what follows; with DIR, only one that --config names does.
-    SIGTERM and Ctrl-C end the watch once what was begun is finished.
+    Without DIR, the nearest ckpttool.toml sets the further steps; with DIR, only --config does. SIGTERM and
+    Ctrl-C end the watch after the step in progress.
     """
     from ckpttool.runs.watching import DirectoryWatch
     from ckpttool.runs.watching import watch as watch_all
@@ -82,7 +82,7 @@ def watch(command: WatchCommand) -> int:
     places = list({fs.realpath(one): one for one in settings.directories}.values())
     for place in places:
         if not fs.place_of(place).opens_by_path:
-            raise UsageError(f"{place}: only directories of this machine can be watched")
+            raise UsageError(f"{place}: only local directories can be watched")
     every = seconds(command.interval or settings.interval)
     lines = _EventLines(json=command.json, quiet=quiet, is_one=len(places) == 1)
     with ExitStack() as stack:
@@ -114,6 +114,7 @@ def _request(
 ) -> WatchRequest:
     from ckpttool.runs.watching import WatchRequest
 
+    # Verdicts are recorded with ``asked``: with other rules or ``strict``, checkpoints are verified again.
     config = settings.config
     options = repr((config.strict, config.rules)) if config and (config.strict or config.rules) else ""
     return WatchRequest(
@@ -166,14 +167,14 @@ _NEEDS = {
     "prune": "a rule in [retention]",
     "log": "log-to",
 }
-"""Configuration that each step but the first needs."""
+"""The configuration that each step but verify needs."""
 _NAMES = (VERIFY, *_NEEDS)
-_STEPS = f"a list of {', '.join(_NAMES)}; verify is always one of them"
+_STEPS = f"a list of {', '.join(_NAMES)}, which must include verify"
 _target = partial(option, reach=Reach.TARGET)
 
 
 def _copy_target(place: str, directory: str) -> str:
-    return place if is_url(place) else beside(place, directory)
+    return place if is_url(place) else path_from_config(place, directory)
 
 
 def _log_target(text: str, directory: str) -> str:
@@ -181,7 +182,7 @@ def _log_target(text: str, directory: str) -> str:
 
     tracker, (prefix, _, place) = tracker_of(text), text.partition(":")
     is_directory = tracker is not None and tracker.is_directory
-    return f"{prefix}:{beside(place, directory)}" if is_directory else text
+    return f"{prefix}:{path_from_config(place, directory)}" if is_directory else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,23 +191,30 @@ class WatchSettings:
 
     Attributes:
         config: The table ``[verify]``; None without a configuration.
-        steps: Configured steps by name, in their order, each a ``runs.watching.Step``.
+        exclude: Globs of skipped paths, of the command line and of ``[verify]``.
+        steps: Each ``runs.watching.Step`` by its name, in the order of execution.
     """
 
     directories: tuple[str, ...] = paths_key("Directories to watch, relative to this file.")
     names: tuple[str, ...] | None = option(
         "steps",
-        help="Do only this. [default: verify, and all that is configured]",
+        help="Run only these steps. [default: verify, and all that are configured]",
         expected=_STEPS,
         schema={"type": "array", "items": {"enum": [*_NAMES]}, "minItems": 1},
         example=[VERIFY, "prune"],
         reach=Reach.HARMLESS,
     )
     copy_to: str | None = _target(
-        "copy-to", help="Copy valid checkpoints there.", resolve=_copy_target, example="s3://bucket/runs"
+        "copy-to",
+        help="Copy valid checkpoints to this place.",
+        resolve=_copy_target,
+        example="s3://bucket/runs",
     )
     log_to: str | None = _target(
-        "log-to", help="Record valid checkpoints there.", resolve=_log_target, example="mlflow:digits"
+        "log-to",
+        help="Record valid checkpoints in this tracker.",
+        resolve=_log_target,
+        example="mlflow:digits",
     )
     interval: str = interval_option("Time between two looks.", default="10s")
     config: VerifyConfig | None = None
@@ -230,7 +238,7 @@ def read_watch(document: ConfigDocument) -> WatchSettings:
 def watch_settings(
     directories: Sequence[str], config: str | None, exclude: Sequence[str], jobs: int | None
 ) -> WatchSettings:
-    """Return the settings of the command line, over those of the named or else the nearest configuration."""
+    """Return the settings of the command line, over those of the named or the nearest configuration."""
     from ckpttool.cli.retention_config import read_retention
 
     document = None if directories and not config else nearest_document(config)
@@ -247,7 +255,9 @@ def watch_settings(
         retention = read_retention(document, given=("yes",))
         rule = None if retention is None or retention.policies is None else retention.policies.alteration
         if rule is not None:
-            why = f"copy-to goes with no {rule.key} in [retention]: what is slimmed is no copy"
+            why = (
+                f"copy-to can't be combined with {rule.key} in [retention]: slimmed checkpoints are no copies"
+            )
             raise document.wrong("watch", why)
     return replace(
         table,
@@ -264,7 +274,9 @@ def watch_settings(
 def _configured_steps(
     document: ConfigDocument, table: WatchSettings, exclude: Sequence[str], jobs: int | None
 ) -> Iterator[tuple[str, Step]]:
-    """Yield the names of the steps that the tables ask for, in their order, and the steps."""
+    """Yield name and step for each configured step, in the order of execution."""
+    # Renamed before the copy, so that the copy has the final names. Pruned after it, so that a checkpoint is
+    # copied before it is removed.
     from ckpttool.runs.watch_steps import copy_step, log_step, rename_step
 
     if (template := naming_template(document)) is not None:
@@ -302,31 +314,32 @@ def _prune_step(document: ConfigDocument, exclude: Sequence[str], jobs: int | No
 
 @contextmanager
 def _ending_by_signals() -> Iterator[tuple[Callable[[float], bool], Callable[[], bool]]]:
-    """Yield a function that waits for a time or a signal, and one that returns whether a signal came.
+    """Yield a function that waits for a time or a signal, and one that returns whether a signal was received.
 
     A second signal has its usual effect.
     """
     # The handler only sets a flag and writes to a socket, which wakes ``select``: Python resumes a ``sleep``
-    # after a signal, and an exception in the handler could come in the middle of a removal.
+    # after a signal, and an exception in the handler could interrupt a removal. It restores the earlier
+    # handlers at once, so that a second Ctrl-C ends a step that takes too long.
     woken, waker = socket.socketpair()
     before: dict[int, Any] = {}
-    has_come = False
+    was_received = False
 
     def end(number: int, frame: object) -> None:
-        nonlocal has_come
-        has_come = True
+        nonlocal was_received
+        was_received = True
         for one, handler in before.items():
             signal.signal(one, handler)
         waker.send(b".")
 
     def wait(seconds: float) -> bool:
-        return not (has_come or select.select([woken], [], [], seconds)[0])
+        return not (was_received or select.select([woken], [], [], seconds)[0])
 
     with woken, waker:
         for one in (signal.SIGINT, signal.SIGTERM):
             before[one] = signal.signal(one, end)
         try:
-            yield wait, lambda: has_come
+            yield wait, lambda: was_received
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -76,7 +76,7 @@ class ConvertOptions:
     force: bool = _execution(*("--force", "-f"), help="Replace an existing checkpoint at DST.", default=False)
     strict: bool = _execution(
         "--strict",
-        help="Fail if anything can't be carried over, or PyTorch needs weights_only=False.",
+        help="Fail if anything can't be preserved, or PyTorch needs weights_only=False.",
         default=False,
     )
     jobs: int | None = jobs_option()

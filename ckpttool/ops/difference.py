@@ -65,13 +65,15 @@ class DiffOptions:
         "--layout", help="Convert both to one layout if rules say how, or compare as stored.", default="auto"
     )
     mapping: str | None = _comparison(
-        "--map", metavar="FILE", help="Read from a TOML file which tensor is which."
+        "--map", metavar="FILE", help="Read the pairs of tensors from a TOML file."
     )
     rename: bool = _comparison("--no-rename", help="Don't look for renamed tensors.", default=True)
     only: Literal["weights", "all"] = _comparison(
         "--only", help="Compare only the model's weights, or everything.", default="all"
     )
-    ignore: tuple[str, ...] = _comparison("--ignore", metavar="GLOB", help="Ignore what matches.", default=())
+    ignore: tuple[str, ...] = _comparison(
+        "--ignore", metavar="GLOB", help="Ignore matching tensors and values.", default=()
+    )
     keep_going: bool = option(
         "--keep-going",
         help="If something can't be read, compare the rest.",

@@ -46,7 +46,7 @@ class Ignore:
         "reason",
         help="Why it doesn't matter.",
         parse=_not_blank,
-        expected="why it is of no matter",
+        expected="the reason to ignore it",
         reach=Reach.HARMLESS,
         default=MISSING,
     )

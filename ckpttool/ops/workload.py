@@ -150,14 +150,14 @@ class Workload:
     part: Part | None = option(
         "--part",
         metavar="I/N",
-        help="Take only part I of N of the checkpoints, for a job array.",
+        help="Process only part I of N of the checkpoints, for a job array.",
         parse=Part.parse,
         panel=SELECTION_PANEL,
     )
     sample: Sample | None = option(
         "--sample",
         metavar="5%|10G",
-        help="Read only this much in full, another part each day; of the rest, check only the structure.",
+        help="Read only this much in full, a different part each day; check only the structure of the rest.",
         parse=Sample.parse,
         panel=SELECTION_PANEL,
     )

@@ -78,7 +78,7 @@ def _only_series(directory: str | os.PathLike[str], scope: Scope) -> Group:
         trained = [series for series in several if not AVERAGED.search(os.path.basename(series.key))]
         candidates = trained or several
     if not candidates:
-        raise UsageError(f"{survey.root}: no series of several checkpoints with weights")
+        raise UsageError(f"{survey.root}: no series with several checkpoints with weights")
     if len(candidates) > 1:
         names = ", ".join(series.key for series in candidates)
         raise UsageError(f"{survey.root}: {len(candidates):,} series: {names} (--series GLOB chooses one)")

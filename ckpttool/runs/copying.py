@@ -158,7 +158,7 @@ class CopyRequest(Scope):
     """Options of ``copy``.
 
     Attributes:
-        sources: Checkpoints, and directories of them.
+        sources: Checkpoints, or directories of checkpoints.
         destination: The directory to put them in.
         policy: Policy of the destination; None keeps everything.
         force: Whether a different checkpoint of the same name is replaced.

@@ -22,7 +22,7 @@ class Scope:
     """
 
     recursive: bool = _scope(
-        *("--recursive", "-r"), negation="--no-recursive", help="Search subdirectories, too.", default=True
+        *("--recursive", "-r"), negation="--no-recursive", help="Also search subdirectories.", default=True
     )
     exclude: Sequence[str] = _scope(
         "--exclude", metavar="GLOB", help="Skip matching paths.", example=["*.tmp"], default=()
@@ -39,7 +39,7 @@ class Scope:
     )
     group_by: GroupBy | None = _scope(
         "--group-by",
-        help="Make one series of each run, each directory, each name or format in it, or of everything. "
+        help="Group into series by run, directory, name prefix or format; none: one series of all. "
         "[default: directory, name and format]",
     )
     metrics: Sequence[str] = _scope(

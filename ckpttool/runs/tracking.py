@@ -71,7 +71,7 @@ def log(
     """Verify checkpoints, and record them in a tracker, except for those that it has already.
 
     Args:
-        paths: Checkpoints, and directories of them.
+        paths: Checkpoints, or directories of checkpoints.
         to: ``mlflow:EXPERIMENT``, ``wandb:DIR`` or ``tensorboard:DIR``.
         metrics: Logs with metrics of the checkpoints.
         exclude: Globs of paths to skip in directories.

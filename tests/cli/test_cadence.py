@@ -56,7 +56,7 @@ def test_what_can_not_be_told(tmp_path: Path, run: Run) -> None:
     shutil.copytree(SERIES, tmp_path / "run", copy_function=shutil.copy)
     lines = run("list", tmp_path / "run", "--cadence", "--mtbf", "24h").out.splitlines()
     assert "  saved every    unknown: all were written within a minute, as if copied" in lines
-    assert "  a save takes   unknown (--save-time says it)" in lines
+    assert "  a save takes   unknown (set --save-time)" in lines
     assert not any("best" in line or "full" in line for line in lines[1:])
 
 
@@ -67,7 +67,7 @@ def test_what_can_not_be_asked(run: Run, golden: Golden) -> None:
 
 def test_without_a_series_there_is_none(tmp_path: Path, run: Run) -> None:
     shutil.copy(SERIES / "model_epoch_1.pth", tmp_path)
-    assert run("list", tmp_path, "--cadence").err == "no series of several checkpoints\n"
+    assert run("list", tmp_path, "--cadence").err == "no series with several checkpoints\n"
 
 
 _SECONDS = st.floats(0.01, 1e7)

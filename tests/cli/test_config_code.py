@@ -93,7 +93,7 @@ def test_modules_in_the_current_directory(run, files: Path, reference: str) -> N
     assert config_module.code_ownership_doubt(reference) is None
     Path.cwd().chmod(0o777)
     assert config_module.code_ownership_doubt(reference) == ".: every user can write to it"
-    told = f"not safe from others: {Path.cwd()}: every user can write to it (--config ckpttool.toml uses"
+    told = f"not protected: {Path.cwd()}: every user can write to it (--config ckpttool.toml uses"
     assert f"predict runs code, and the file is {told}" in run("verify").err
     Path.cwd().chmod(0o700)
     assert not Path("ran").exists()

@@ -145,7 +145,9 @@ def test_a_key_that_says_nothing_is_refused() -> None:
     assert keys_of(New)["new"].reach is None
     configure("[verify]\nnew = true\n")
     document = read_document("ckpttool.toml")
-    with pytest.raises(UsageError, match="new reaches further than this file, and the file is not trusted"):
+    with pytest.raises(
+        UsageError, match="new affects more than the files below this one, and the file is not trusted"
+    ):
         read(New, document, "verify")
 
 
@@ -190,7 +192,7 @@ def test_a_directory_may_have_a_colon_in_its_name(run: Run, download: Path) -> N
 
 def test_a_text_of_paths_holds_no_null_byte(run: Run) -> None:
     configure('[verify]\npaths = ["m\\u0000"]\n')
-    assert run("verify").err.endswith("(a list of at least one text)\n")
+    assert run("verify").err.endswith("(a non-empty list of strings)\n")
 
 
 def test_what_lies_below_is_pruned_as_before(run: Run) -> None:
@@ -201,7 +203,7 @@ def test_what_lies_below_is_pruned_as_before(run: Run) -> None:
 
 def test_a_template_is_for_what_lies_below(run: Run) -> None:
     configure('[naming]\ntemplate = "x-{epoch}"\n')
-    said = "../precious lies outside of the directory of this file, and the file is not trusted"
+    said = "../precious is outside the directory of this file, and the file is not trusted"
     assert run("rename", "../precious").err == f"ckpttool: error: ckpttool.toml[naming]: {said} ({HINT})\n"
     assert run("rename", "m").status == 0
     assert run("rename", "../precious", "--dry-run", "--config", "ckpttool.toml").status == 0
@@ -293,7 +295,10 @@ def test_it_is_asked_again_once_it_says_something_else(run: Run) -> None:
     configure(f"# a comment\n{COPY}\n")
     assert watch_error(run) == ""
     configure(COPY.replace("out", "m/out"))
-    assert "copy-to names a place to write to, and the file is no longer what was trusted" in watch_error(run)
+    assert (
+        "copy-to names a place to write to, and the file is no longer trusted, since it changed"
+        in watch_error(run)
+    )
     configure(COPY)
     assert watch_error(run) == ""
     assert run("config", "--untrust") == (0, "ckpttool.toml is no longer trusted\n", "")
@@ -336,7 +341,7 @@ def test_a_file_may_be_named_from_elsewhere(run: Run, monkeypatch: pytest.Monkey
 
 
 def test_what_is_shown_and_what_can_not_be_trusted(run: Run) -> None:
-    nothing = "ckpttool: error: there is no configuration (`ckpttool init` writes one)\n"
+    nothing = "ckpttool: error: no configuration (`ckpttool init` writes one)\n"
     assert run("config", "--trust") == run("config", "--untrust") == (2, "", nothing)
     assert run("config", "--trust", "nowhere.toml").status == 2
     configure(COPY)
@@ -365,7 +370,7 @@ def test_the_record_is_the_users_own(run: Run) -> None:
     assert "the file is not trusted" in watch_error(run)
     record().chmod(0o600)
     record().write_text("")
-    assert "the file is no longer what was trusted" in watch_error(run)
+    assert "the file is no longer trusted, since it changed" in watch_error(run)
     record().unlink()
     os.mkfifo(config_module._record_path("ckpttool.toml"))
     assert "the file is not trusted" in watch_error(run)
@@ -400,10 +405,10 @@ def test_a_directory_that_others_can_write_to(run: Run, download: Path) -> None:
         doubt = read_document("ckpttool.toml").trust_doubt()
         place.chmod(0o755)
         assert (doubt is None) == is_safe, (place, mode)
-        assert doubt is None or doubt.text == f"not safe from others: {place}: every user can write to it"
+        assert doubt is None or doubt.text == f"not protected: {place}: every user can write to it"
     inner.chmod(0o777)
     run("config", "--untrust")
-    said = f"the file is not safe from others: {inner}: every user can write to it, so it can't be trusted"
+    said = f"the file is not protected: {inner}: every user can write to it, so it can't be trusted"
     hint = "--config ckpttool.toml uses it anyway"
     assert run("config", "--trust") == (2, "", f"ckpttool: error: ckpttool.toml: {said} ({hint})\n")
 
@@ -415,10 +420,10 @@ def test_a_link_counts_with_its_own_directory_and_its_targets(run: Run, download
     run("config", "--trust")
     assert run("config").out.startswith("ckpttool.toml (trusted)\n")
     Path("shared").chmod(0o777)
-    assert run("config").out.startswith(f"ckpttool.toml (not safe from others: {download}/shared: every user")
+    assert run("config").out.startswith(f"ckpttool.toml (not protected: {download}/shared: every user")
     Path("shared").chmod(0o755)
     download.chmod(0o777)
-    assert run("config").out.startswith(f"ckpttool.toml (not safe from others: {download}: every user")
+    assert run("config").out.startswith(f"ckpttool.toml (not protected: {download}: every user")
     download.chmod(0o755)
     Path("m/ckpttool.toml").symlink_to("../shared/c.toml")  # the same file, as seen from another place
     assert run("config", "m").out.startswith("m/ckpttool.toml (not trusted)\n")

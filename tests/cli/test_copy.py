@@ -198,7 +198,7 @@ def test_destination_keeps_a_policy(run: Run, files: Path, tmp_path: Path, desti
         shutil.copy2(files / "series" / f"model_epoch_{number}.pth", runs)
     answer = run("copy", runs, copies, "--keep", "2", "--yes")
     assert answer.status == 0
-    assert "copied 2 of 2 checkpoints (8.1 kB), 1 that no rule keeps\n" in answer.out
+    assert "copied 2 of 2 checkpoints (8.1 kB), 1 not selected\n" in answer.out
     for number in range(4, 6):
         shutil.copy2(files / "series" / f"model_epoch_{number}.pth", runs)
     answer = run("copy", runs, copies, "--keep", "2", "--yes")

@@ -47,7 +47,7 @@ def test_placeholders_have_one_style_and_all_fits_a_terminal_of_80_columns(helps
 
 # Examples -------------------------------------------------------------------------------------------
 
-_EXAMPLES = [(name, one.line) for name, closing in CLOSINGS.items() for one in closing.examples]
+_EXAMPLES = [(name, line) for name, closing in CLOSINGS.items() for line in closing.examples.values()]
 _NEEDS_MORE = ("--model", "xargs", "s3:", "ckpttool watch", "config --trust", "mlflow:", "wandb:")
 """Parts of examples that need a framework, a tracker, a program, a store, a file or a signal to end them."""
 
@@ -61,7 +61,7 @@ def test_every_command_has_examples() -> None:
     assert CLOSINGS.keys() == COMMANDS.keys()
     for name, closing in CLOSINGS.items():
         assert 2 <= len(closing.examples) <= 4
-        assert all(f"ckpttool {name}" in one.line for one in closing.examples if "undo" not in one.line)
+        assert all(f"ckpttool {name}" in line for line in closing.examples.values() if "undo" not in line)
 
 
 def test_examples_are_valid_command_lines() -> None:
@@ -103,23 +103,25 @@ def folder(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_examples_run(
     run: Run, command: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number, example in enumerate(CLOSINGS[command].examples):
-        if any(part in example.line for part in _NEEDS_MORE):
+    for number, line in enumerate(CLOSINGS[command].examples.values()):
+        if any(part in line for part in _NEEDS_MORE):
             continue
         place = tmp_path / f"{number}"
         shutil.copytree(folder, place, symlinks=True, copy_function=os.link)
         monkeypatch.chdir(place)
-        (words,) = arguments_in(example.line)
-        globs = {one for one in words if "*" in one and f"'{one}'" not in example.line}
+        (words,) = arguments_in(line)
+        globs = {one for one in words if "*" in one and f"'{one}'" not in line}
         done = run(*(path for one in words for path in (sorted(place.glob(one)) if one in globs else [one])))
-        assert done.status in (0, 1), (example.line, done.err)
+        assert done.status in (0, 1), (line, done.err)
 
 
 def test_help_ends_with_examples_statuses_and_the_page(helps: dict[str, str]) -> None:
     for command, out in helps.items():
         closing = CLOSINGS[command]
         assert headings(out)[-2:] == ["Examples", "Exit status"]
-        assert all(f"  # {one.purpose}\n  $ {one.line}\n" in out for one in closing.examples), command
+        assert all(f"  # {purpose}\n  $ {line}\n" in out for purpose, line in closing.examples.items()), (
+            command
+        )
         statuses = closing.statuses.items()
         assert all(f"\n  {status}  {meaning[:40]}" in out for status, meaning in statuses), command
         assert out.endswith(f"\nDocumentation: {closing.page}\n")
@@ -130,8 +132,8 @@ def test_help_of_the_program_ends_alike(run: Run) -> None:
     out = run("--help").out
     assert headings(out) == ["Options", "Commands", "Examples", "Exit status", "Environment"]
     assert out.endswith(f"\nDocumentation: {ROOT.page}\n")
-    for example in ROOT.examples:
-        assert arguments_in(example.line)[0][0] in {*COMMANDS, "help"}
+    for line in ROOT.examples.values():
+        assert arguments_in(line)[0][0] in {*COMMANDS, "help"}
 
 
 # Manual pages ---------------------------------------------------------------------------------------
@@ -152,8 +154,8 @@ def test_a_manual_page_has_every_option_and_example(helps: dict[str, str], pages
         page = (pages / f"ckpttool-{command}.1").read_text().replace("\\-", "-").replace("\\e", "\\")
         options = re.findall(r"^  (-.*?)(?:  |$)", out, re.MULTILINE)
         assert options and all(f"\n.B {option}\n" in page for option in options), command
-        for example in CLOSINGS[command].examples:
-            assert f"\n{example.line}\n" in page
+        for line in CLOSINGS[command].examples.values():
+            assert f"\n{line}\n" in page
         assert f"ckpttool-{command} - {COMMANDS[command].summary.rstrip('.')}\n" in page
 
 

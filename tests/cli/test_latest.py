@@ -200,7 +200,7 @@ def test_a_name_that_a_shell_would_cut_is_told(run, series: Path) -> None:
     (series / "model_epoch_11.pth").rename(series / "model_epoch_11\n")
     status, out, err = run("latest", series, "--exclude", "*.pth")
     assert (status, out) == (0, "run/model_epoch_11\n\n")
-    assert "its name ends in a line break, which $(…) takes off (-0 helps)" in err
+    assert "its name ends in a line break, which $(…) strips (use -0)" in err
     assert run("latest", series, "--exclude", "*.pth", "-0") == (0, "run/model_epoch_11\n\0", "")
 
 

@@ -373,7 +373,7 @@ def test_many_faults_do_not_push_the_list_away(run, series: Path, monkeypatch: p
     monkeypatch.setattr(sys.stderr.__class__, "isatty", lambda stream: True)
     lines = run("list", series, "--color", "never").err.splitlines()
     assert len(lines) == 11
-    assert lines[-1] == "ckpttool: warning: 10 more have problems (-v shows all)"
+    assert lines[-1] == "ckpttool: warning: 10 more problems (-v shows all)"
     assert run("list", series, "-v").err.count("\n") == 20
 
 

@@ -137,13 +137,13 @@ def test_all_parts_of_a_list_make_the_document_of_one_run(
 def test_lists_that_do_not_make_a_whole(run: Run, runs: Path, lists: Documents, documents: Documents) -> None:
     paths = lists(runs)
     refused(run, paths[1:], "1 part of 3 missing: 1")
-    refused(run, [documents(runs)[0], *paths[1:]], "list-2.json: not of the same run as part-1.json")
+    refused(run, [documents(runs)[0], *paths[1:]], "list-2.json: not from the same run as part-1.json")
     changed(paths[0], lambda document: document["checkpoints"].pop())
     refused(run, paths, "the parts list 12 of 13 checkpoints")
     paths = lists(runs)
     row = json.loads(paths[0].read_text())["checkpoints"][0]
     changed(paths[1], lambda document: document["checkpoints"].append(row))
-    refused(run, paths, f"list-2.json: the place of {row['path']} is taken: {row['path']}")
+    refused(run, paths, f"list-2.json: {row['path']} has the same position as {row['path']}")
     paths = lists(runs)
     changed(paths[2], lambda document: document["checkpoints"][0].pop("fault"))
     refused(run, paths, "list-3.json: an entry is malformed")
@@ -155,13 +155,13 @@ def test_lists_that_do_not_make_a_whole(run: Run, runs: Path, lists: Documents, 
 def test_lists_are_merged_to_a_document(run: Run, runs: Path, lists: Documents) -> None:
     status, out, err = run("verify", "--merge", *lists(runs))
     assert (status, out) == (2, "")
-    assert err == "ckpttool: error: --merge of documents of list goes with --json, and without reports\n"
+    assert err == "ckpttool: error: --merge of list documents needs --json, and writes no reports\n"
 
 
 @pytest.mark.parametrize("more", [(), ("--json", "--sort", "size"), ("--json", "--keep", "3")], ids=" ".join)
 def test_a_part_of_a_list_is_a_document_as_it_comes(run: Run, runs: Path, more: tuple[str, ...]) -> None:
     status, out, err = run("list", runs, "--part", "1/2", *more)
-    assert (status, out, "--part goes with --json" in err) == (2, "", True)
+    assert (status, out, "--part needs --json" in err) == (2, "", True)
 
 
 # Parts that don't make a whole ----------------------------------------------------------------------
@@ -187,14 +187,14 @@ def test_a_part_is_missing(run: Run, runs: Path, documents: Documents) -> None:
 
 def test_a_part_is_there_twice(run: Run, runs: Path, documents: Documents) -> None:
     first, second, third = documents(runs)
-    refused(run, [first, second, second, third], "part-2.json: part 2 of 3 again (it is also part-2.json)")
+    refused(run, [first, second, second, third], "part-2.json: duplicate part 2 of 3 (also in part-2.json)")
 
 
 def test_a_part_has_not_ended(run: Run, runs: Path, documents: Documents) -> None:
     paths = documents(runs)
     text = paths[1].read_text()
     paths[1].write_text("")
-    refused(run, paths, "part-2.json: an empty file: this part has not ended")
+    refused(run, paths, "part-2.json: an empty file: this part has not finished")
     paths[1].write_text(text[: len(text) // 2])
     refused(run, paths, "part-2.json: the document is no JSON")
 
@@ -202,10 +202,10 @@ def test_a_part_has_not_ended(run: Run, runs: Path, documents: Documents) -> Non
 def test_parts_of_other_runs(run: Run, runs: Path, documents: Documents) -> None:
     first, *others = documents(runs)
     first.write_text(run("verify", runs, "--json", "--quick", "--part", "1/3").out)
-    refused(run, [first, *others], "not of the same run as part-1.json")
+    refused(run, [first, *others], "not from the same run as part-1.json")
     shutil.copy(runs / "run_0" / "m_2.pth", runs / "new.pth")
     first.write_text(run("verify", runs, "--json", "--part", "1/3").out)
-    refused(run, [first, *others], "not of the same run as part-1.json: ")
+    refused(run, [first, *others], "not from the same run as part-1.json: ")
     first.write_text(run("verify", runs, "--json", "--part", "1/4").out)
     refused(run, [first, *others], "part-2.json: part 2 of 3, but part-1.json is part 1 of 4")
 
@@ -216,7 +216,7 @@ def test_what_is_no_part(run: Run, runs: Path, documents: Documents) -> None:
     paths[0].write_text(run("verify", runs, "--json").out)
     refused(run, paths, "part-1.json: the document of a whole run (a document of --part --json)")
     paths[0].write_text(run("inspect", runs / "run_0" / "m_2.pth", "--json").out)
-    refused(run, paths, "part-1.json: something else")
+    refused(run, paths, "part-1.json: an unknown document")
     paths[0].write_text(text)
     changed(paths[0], lambda document: document["checkpoints"][0].pop("checks"))
     refused(run, paths, "part-1.json: an entry is malformed")
@@ -232,7 +232,7 @@ def test_a_verdict_that_its_checks_do_not_give(run: Run, runs: Path, documents: 
 def test_a_part_that_lost_a_verdict(run: Run, runs: Path, documents: Documents) -> None:
     paths = documents(runs)
     changed(paths[0], lambda document: document["checkpoints"].pop())
-    refused(run, paths, "the parts tell of 12 of 13 checkpoints")
+    refused(run, paths, "the parts cover 12 of 13 checkpoints")
 
 
 def test_what_is_removed_meanwhile_is_no_gap(
@@ -250,7 +250,7 @@ def test_a_checkpoint_in_two_parts(run: Run, runs: Path, documents: Documents) -
     paths = documents(runs)
     row = json.loads(paths[0].read_text())["checkpoints"][0]
     changed(paths[1], lambda document: document["checkpoints"].append(row))
-    refused(run, paths, f"part-2.json: {row['path']} is in part-1.json, too")
+    refused(run, paths, f"part-2.json: {row['path']} is also in part-1.json")
 
 
 @pytest.mark.parametrize("more", [("--quick",), ("--part", "1/2"), ("--jobs", "2"), ("--exclude", "x")])

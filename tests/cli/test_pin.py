@@ -72,7 +72,7 @@ def test_what_is_pinned(run, series: Path) -> None:
     assert (status, out) == (1, f"{NAME}\nrun/model\n_epoch_2.pth\n")
     assert (
         err
-        == f"ckpttool: warning: {NAME}: it is pinned, and doesn't exist (ckpttool unpin removes the pin)\n"
+        == f"ckpttool: warning: {NAME}: it is pinned, but doesn't exist (ckpttool unpin removes the pin)\n"
     )
 
 
@@ -80,7 +80,7 @@ def test_a_glob_in_a_list_is_told_to_be_none(run, series: Path) -> None:
     (series / ".ckpttool-pins.toml").write_text('pinned = ["model_epoch_[12].pth"]\n')
     why = "doesn't exist: pins are names, not globs (ckpttool unpin removes the pin)"
     glob = "run/model_epoch_[12].pth"
-    assert run("pin", "-l").err == f"ckpttool: warning: {glob}: it is pinned, and {why}\n"
+    assert run("pin", "-l").err == f"ckpttool: warning: {glob}: it is pinned, but {why}\n"
     answer = run("prune", series, "--keep", "1")
     assert (answer.status, len(list(series.glob("*.pth")))) == (1, 10)
     assert f"pinned is model_epoch_[12].pth, which {why}" in answer.err

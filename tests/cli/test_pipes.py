@@ -73,7 +73,9 @@ PREDICTION = tuple(
 def test_a_pipe_to_be_written(run: Run, runs: Path) -> None:
     for command in WRITTEN:
         status, _, err = run(*command)
-        assert (status, err) == (2, f"ckpttool: error: {command[-1]}: a pipe that nobody reads\n"), command
+        assert (status, err) == (2, f"ckpttool: error: {command[-1]}: no process reads from this pipe\n"), (
+            command
+        )
         reader = os.open(command[-1], os.O_RDONLY | os.O_NONBLOCK)
         try:
             assert run(*command).status in (0, 1), command

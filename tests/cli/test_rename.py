@@ -115,7 +115,7 @@ def test_wrong_configurations(run: Run, series: Path, golden: Golden) -> None:
         write(Path("ckpttool.toml"), text)
         said[repr(text)] = refusals(run, "rename run").splitlines()[1]
         both = run("rename", series, "-t", TEMPLATE, "--config", "ckpttool.toml")
-        assert both.status == 2 and "leave out one of them" in both.err
+        assert both.status == 2 and "mutually exclusive" in both.err
     golden(said)
 
 

@@ -236,7 +236,7 @@ def test_how_without_whether_is_told() -> None:
     with pytest.raises(UsageError) as failure:
         settings_for(config, "m.pth")
     assert str(failure.value) == (
-        "ckpttool.toml[verify.rule 1]: it says how to predict, and not whether (predict = true or false)"
+        "ckpttool.toml[verify.rule 1]: it has prediction keys, but no predict (set predict = true or false)"
     )
     assert settings_for(config, "other.pt").request is None
 
@@ -275,6 +275,6 @@ def test_what_means_nothing_is_told() -> None:
         (settings_for(config, "b.pth"), verified("b.pth", INF)),
     ]
     assert unused_rules(config, judged) == [
-        "ckpttool.toml[verify.rule 1]: ignore 2: there is no finding nan at '*.pad'",
+        "ckpttool.toml[verify.rule 1]: ignore 2: no finding nan at '*.pad'",
         "ckpttool.toml[verify.rule 2]: no checkpoint matches '*.pt'",
     ]

@@ -139,4 +139,4 @@ def test_samples_of_parts_are_added(run: Run, runs: Path) -> None:
 )
 def test_a_sample_needs_all_checks(run: Run, runs: Path, more: tuple[str, ...]) -> None:
     status, _, err = run("verify", runs, "--sample", "5%", *more)
-    assert (status, "--sample goes with a PATH, and without --quick" in err) == (2, True)
+    assert (status, "--sample needs a PATH, and can't be combined with --quick" in err) == (2, True)

@@ -17,7 +17,7 @@ from tests.support.thorough import sampled
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no full device")
 
-NO_SPACE = "ckpttool: error: stdout can't be written: no space left on device\n"
+NO_SPACE = "ckpttool: error: can't write to stdout: no space left on device\n"
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_an_answer_that_can_not_be_written_is_an_error(series: Path, command: st
     assert (done.returncode, done.stderr.endswith(NO_SPACE)) == (2, True)
     done = shell(f"{command} >&-")
     assert done.returncode == 2
-    assert done.stderr.endswith("ckpttool: error: stdout can't be written: bad file descriptor\n")
+    assert done.stderr.endswith("ckpttool: error: can't write to stdout: bad file descriptor\n")
 
 
 @pytest.mark.thorough
@@ -112,7 +112,7 @@ def test_a_failure_before_the_first_line_is_none_of_the_answers() -> None:
 
 
 def test_an_empty_argument_is_not_the_directory_here(run: Run, series: Path) -> None:
-    message = "an argument is empty, and names nothing (a variable that isn't set?)"
+    message = "an argument is empty (an unset variable?)"
     commands = ("latest", "list", "pin", "unpin", "rename --template x", "undo", "prune --keep 1")
     for command in (*commands, "verify", "inspect"):
         assert run(*command.split(), "") == (2, "", f"ckpttool: error: {message}\n"), command

@@ -142,7 +142,7 @@ def test_outside_of_a_repository_only_the_directory_counts(run, project: Path) -
     configure(project / "models", STRICT)
     nearest = os.path.join("models", "ckpttool.toml")
     assert run("verify", "models/guide.pth").err == UNREAD.format(nearest)
-    told = "ckpttool: error: --config auto: there is no configuration for away (leave --config out)\n"
+    told = "ckpttool: error: --config auto: no configuration for away (omit --config)\n"
     (project / "away").mkdir()
     assert run("verify", "--config", "auto", "away") == (2, "", told)
 
@@ -226,9 +226,9 @@ def test_auto_without_a_path_is_the_default(run, project: Path) -> None:
 def test_auto_needs_one_for_all_paths(run, project: Path) -> None:
     configure(project / "models", STRICT)
     (project / "other").mkdir()
-    told = "ckpttool: error: --config auto: {} (verify them one by one, or name one)\n".format
+    told = "ckpttool: error: --config auto: {} (verify them separately, or name one)\n".format
     config = os.path.join("models", "ckpttool.toml")
-    wrong = told(f"{config} is for models, and not for other")
+    wrong = told(f"{config} applies to models, but not to other")
     assert run("verify", "--config", "auto", "models", "other") == (2, "", wrong)
     configure(project / "other", STRICT)
     assert run("verify", "--config", "auto", "models", "other") == (2, "", wrong)

@@ -85,9 +85,9 @@ def test_only_manifest_where_there_is_none(run, guide: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--write-manifest", "--quick"), "--write-manifest needs all checks: leave --quick and --only out"),
+        (("--write-manifest", "--quick"), "--write-manifest needs all checks (omit --quick and --only)"),
         (("--write-manifest", "--only", "values"), "--write-manifest needs all checks"),
-        (("--force",), "--force goes with --write-manifest"),
+        (("--force",), "--force is only valid with --write-manifest"),
     ],
 )
 def test_options_that_contradict_each_other(run, guide: Path, options: tuple[str, ...], why: str) -> None:

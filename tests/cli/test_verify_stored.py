@@ -427,7 +427,7 @@ def test_a_store_that_tells_nothing(
     assert (status, out.splitlines()[:2]) == (
         1,
         [
-            f"✗ NOT RUN  {large}  safetensors  18 MB  not checked as asked",
+            f"✗ NOT RUN  {large}  safetensors  18 MB  not fully checked",
             f"    error copy-unproven: {reason}",
         ],
     )
@@ -493,7 +493,7 @@ def test_a_copy_on_the_hub(
 
 
 def test_usage(large: Path, run: Run) -> None:
-    expected = "ckpttool: error: --against takes one PATH, and no --write-manifest\n"
+    expected = "ckpttool: error: --against takes one PATH, and can't be combined with --write-manifest\n"
     for arguments in ([large, large], [large, "--write-manifest"]):
         assert run("verify", *arguments, "--against", large) == (2, "", expected)
     for path in (large, large.parent):

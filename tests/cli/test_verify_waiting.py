@@ -104,7 +104,7 @@ def test_where_all_goes_meanwhile_nothing_is_well(
     status, out, err = run("verify", tmp_path / "run")
     assert (status, out) == (2, "")
     assert err.endswith(
-        "run: everything in it was removed or renamed in the meantime; nothing was verified\n"
+        "run: all checkpoints in it were removed or renamed in the meantime; nothing was verified\n"
     )
 
 

@@ -303,11 +303,11 @@ def test_a_number_too_large_is_found_beside_a_mask(tmp_path: Path) -> None:
         (["a.pt", "b.pt", "--weights", "1,-1"], "each weight is a positive number"),
         (["a.pt", "b.pt", "--ema", "1"], "a decay lies between 0 and 1"),
         (["a.pt", "b.pt", "--ema", "0.5", "--weights", "1,2"], "exclude each other"),
-        (["a.pt", "--last", "2", "--best", "2"], "exclude each other"),
-        (["a.pt", "--last", "2", "--metric", "loss"], "--metric and --mode go with --best N"),
-        (["a.pt", "--best", "2", "--metric", "quality"], "no series of several checkpoints with weights"),
+        (["a.pt", "--last", "2", "--best", "2"], "mutually exclusive"),
+        (["a.pt", "--last", "2", "--metric", "loss"], "--metric and --mode are only valid with --best N"),
+        (["a.pt", "--best", "2", "--metric", "quality"], "no series with several checkpoints with weights"),
         (["a.pt", "b.pt", "--last", "2"], "take one directory"),
-        (["a.pt", "b.pt", "--metric", "loss"], "go with --last N or --best N"),
+        (["a.pt", "b.pt", "--metric", "loss"], "only valid with --last N or --best N"),
         ([".", "--best", "2"], "--best needs --metric NAME"),
     ],
 )
@@ -369,4 +369,4 @@ def test_several_series_need_a_choice(tmp_path: Path) -> None:
     assert [Path(path).name for path in sources] == ["other_epoch_1.pt", "other_epoch_2.pt"]
     (tmp_path / "run" / "other_epoch_2.pt").unlink()
     answer = run_redirected("average", "--last", 2, tmp_path / "run", tmp_path / "none.pth", *chosen)
-    assert answer.status == 2 and "no series of several checkpoints with weights" in answer.err
+    assert answer.status == 2 and "no series with several checkpoints with weights" in answer.err

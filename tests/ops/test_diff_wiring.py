@@ -129,7 +129,7 @@ def test_what_is_undecided_is_said(made: Path, run: Run) -> None:
     status, out, err = run("diff", made / "image.weights.h5", made / "wrong.pth")
     first, *rest = out.splitlines()
     assert (status, err) == (1, "")
-    assert first == "no certain difference found, but 1 tensor may lie in another order: fc.0"
+    assert first == "no certain difference found, but 1 tensor may be in another order: fc.0"
     assert (
         "? undecided: fc.0: equal in the usual layout, but it may stand behind a Flatten "
         "or before a Reshape, and nothing says whether it does"

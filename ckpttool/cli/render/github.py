@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 
 MAX_SHOWN = 10
-"""Annotations of one severity that GitHub shows of a step."""
+"""Annotations of one severity that GitHub shows for a step."""
 _COMMANDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.NOTE: "notice"}
+# A workflow command ends with its line, and a property at a comma or colon: ``::error file=a,title=b::text``.
 _DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY = {**_DATA, **str.maketrans({":": "%3A", ",": "%2C"})}
 
@@ -44,10 +45,10 @@ def workflow_commands(
     root: str | None = None,
     strict: bool = False,
 ) -> str:
-    """Return the commands, a line each: errors first; the last counts, and is an error if the run failed.
+    """Return workflow commands, one per line: errors first, and last the counts, an error if the run failed.
 
     Args:
-        verifications: Of the findings of one severity, those that GitHub shows become annotations.
+        verifications: Of their findings, as many become annotations as GitHub shows.
         failures: Errors that prevented a verdict.
         root: The root of the sources, which GitHub's paths start from.
         strict: Whether warnings fail.
@@ -62,7 +63,7 @@ def workflow_commands(
     shown: dict[Severity, list[str]] = {severity: [] for severity in _COMMANDS}
     more = 0
     for severity, path, title, message in chain(unread, ranked):
-        # GitHub is to show the line that counts, too.
+        # The counts at the end are an annotation, too, and must be among those that GitHub shows.
         room = MAX_SHOWN - (severity is last)
         if len(shown[severity]) < room:
             shown[severity].append(_command(severity, path, title, message, root))
@@ -87,11 +88,12 @@ def _command(severity: Severity, path: str, title: str, message: str, root: str 
 
 
 MAX_BYTES = 1_000_000
-"""GitHub refuses a step's summary of more than 1 MiB as a whole."""
+"""Limit on a summary: GitHub refuses one of more than 1 MiB as a whole."""
 MAX_FINDINGS = 20
 _LONGEST = 300
 _MARKS = {Status.PASSED: "✓", Status.PARTIAL: "partial", Status.FAILED: "✗", Status.SKIPPED: "–"}
-# Characters without a meaning in Markdown, HTML or GitHub's links; an underscore only inside a word.
+# All but characters without a meaning in Markdown, HTML or GitHub's links; an underscore has none inside a
+# word. A name in a checkpoint could otherwise add links, images or mentions to the page of a job.
 _UNFIT = re.compile(r"[^\w \-./,=+()…]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.", re.IGNORECASE)
 
 
@@ -120,7 +122,7 @@ def summary(verifications: Sequence[Verification], failures: Sequence[Checkpoint
 
 
 class _ByteBudget:
-    """Remaining bytes; one part takes at most half of them."""
+    """The remaining bytes of a summary; each part takes at most half of them."""
 
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
@@ -171,5 +173,5 @@ def _code(name: str) -> str:
 
 
 def _text(text: str | Sentence) -> str:
-    """Return a text in which Markdown and HTML find nothing to do."""
+    """Return a text with character references for all that has a meaning in Markdown or HTML."""
     return _UNFIT.sub(lambda found: f"&#{ord(found[0])};", printable_cut(text, _LONGEST))

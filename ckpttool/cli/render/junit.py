@@ -1,6 +1,6 @@
 """JUnit's XML, which every CI shows: a checkpoint is a suite, a check is a case.
 
-Source: the schema of Jenkins' xunit plugin (junit-10.xsd), which pytest's own files follow too.
+Source: the schema of Jenkins' xunit plugin (junit-10.xsd), which pytest's files also follow.
 """
 
 from __future__ import annotations
@@ -27,14 +27,21 @@ if TYPE_CHECKING:
     from ckpttool.core.errors import CheckpointError
 
 MAX_FINDINGS = 100
-"""Findings that a case names; a model of another kind differs in thousands."""
+"""Limit on the findings in a case; a model of another kind has thousands."""
 _COUNTS = ("tests", "failures", "errors")
-"""Totals of all suites; the schema has no attribute for skipped ones there."""
+"""Totals of all suites; the schema has no total of skipped cases."""
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
 
 
 class _Case(NamedTuple):
-    """A test case; ``outcome`` is the element with the reason why it didn't pass, or None."""
+    """A test case.
+
+    Attributes:
+        outcome: Name of the element with the reason: failure, error or skipped; None if the case passed.
+        message: The reason in one line.
+        text: Findings in the element of the outcome.
+        aside: Findings in ``system-out``, which viewers show for passed cases, too.
+    """
 
     name: str
     outcome: str | None
@@ -58,6 +65,9 @@ def junit(
     """
     from xml.etree.ElementTree import Element, indent, tostring
 
+    # Only suites have times: the checks of a checkpoint share its passes over the file, so that a case has
+    # none of its own, and the schema demands the attribute. ``printable_cut`` escapes control characters,
+    # which XML 1.0 can't represent at all.
     suites = [_suite(one.path, _cases(one), seconds.get(one.path, 0.0)) for one in verifications]
     for failure in failures:
         text = f"error {failure.code}: {printable_cut(str(failure))}"
@@ -98,18 +108,20 @@ def _suite(path: str, cases: Sequence[_Case], seconds: float) -> Element:
 
 def _cases(verification: Verification) -> list[_Case]:
     """Return a case for each check, and one for findings without a check."""
+    # JUnit distinguishes failures, of the thing under test, from errors, of the test: a check that was
+    # requested and couldn't be run is an error, one that wasn't requested is skipped.
     cases = []
     for check in verification.checks:
         findings = findings_of(check, verification.findings)
         if is_undone(check, verification.findings):
-            message = f"not done: {printable_cut(check.detail)}"
+            message = f"not run: {printable_cut(check.detail)}"
             cases.append(_Case(check.name, "error", message, _lines(findings), ""))
         else:
             cases.append(_case(check, findings))
     if others := findings_without_check(verification):
         is_failed = any(one.severity is Severity.ERROR and is_open(one) for one in others)
         status = Status.FAILED if is_failed else Status.PASSED
-        cases.append(_case(Check("other", status, "findings of no one check"), others))
+        cases.append(_case(Check("other", status, "findings without a check"), others))
     return cases
 
 
@@ -118,7 +130,7 @@ def _case(check: Check, findings: Sequence[Finding]) -> _Case:
     if check.status is Status.FAILED:
         return _Case(check.name, "failure", _first_sentence(findings) or detail, _lines(findings), "")
     outcome = "skipped" if check.status is Status.SKIPPED else None
-    if check.status is Status.PARTIAL:  # the schema has no such outcome: the case passes, and says it
+    if check.status is Status.PARTIAL:  # the schema has no such outcome: the case passes, with a text
         return _Case(
             check.name, None, "", "", "\n".join(filter(None, (f"partial: {detail}", _lines(findings))))
         )
@@ -126,7 +138,7 @@ def _case(check: Check, findings: Sequence[Finding]) -> _Case:
 
 
 def _first_sentence(findings: Sequence[Finding]) -> str:
-    """Return the worst finding, as some viewers show no others, and the number of the others."""
+    """Return the worst finding, since some viewers show only one, and the number of the others."""
     ranked = sorted(filter(is_open, findings), key=lambda one: SEVERITIES.index(one.severity))
     more = f" (and {len(ranked) - 1:,} more)" if len(ranked) > 1 else ""
     return f"{finding_sentence(ranked[0])}{more}" if ranked else ""

@@ -43,7 +43,7 @@ _TITLE = "relative change |Δ| / |a|"
 
 
 def difference_picture(kind: str, difference: Difference) -> bytes:
-    """Return how far tensors moved: a row a module, a column for weights, biases and each other kind."""
+    """Return a map of relative changes: a row per module, a column per kind such as weight and bias."""
     moved = _relative_changes(difference.changed)
     drawing = _module_map(moved) if moved else Bars(_TITLE, ["no values changed"], [None])
     headings, rows = change_cells(difference.changed)
@@ -51,7 +51,7 @@ def difference_picture(kind: str, difference: Difference) -> bytes:
 
 
 def drift_picture(kind: str, drift: Drift) -> bytes:
-    """Return how far each module moved in each step, and losses, norms and changes, over one axis."""
+    """Return a map of each module's relative change in each step, and curves of losses, norms and changes."""
     moved = [_relative_changes(step.difference.changed) for step in drift.steps]
     row_of = _rows_of([name for one in moved for name in one])
     rows = [*dict.fromkeys(row_of.values())]
@@ -101,7 +101,7 @@ def _kind_of(name: str) -> str:
 
 
 def _rows_of(names: Sequence[str]) -> dict[str, str]:
-    """Return the module of each tensor; of many, those that differ in their numbers alone are one."""
+    """Return the module of each tensor; many modules are combined if they differ only in numbers."""
     modules = {name: module_of(name) for name in names}
     if len(set(modules.values())) <= _MOST_ROWS:
         return modules
@@ -132,13 +132,14 @@ MOST_RUNS = 24
 
 
 def series_picture(kind: str, title: str, listing: Listing) -> bytes:
-    """Return a metric of all runs in one panel; without any metric, how much each run takes.
+    """Return a metric of all runs in one panel; without any metric, the size of each run.
 
     Args:
         kind: ``svg`` or ``png``.
         title: Directories of the listing.
         listing: Checkpoints, with the plan of a policy if it is to be marked.
     """
+    # A series of one checkpoint has no curve, so it is drawn only if there are no others.
     several = [one for one in listing.series if len(one.checkpoints) > 1] or list(listing.series)
     largest = sorted(several, key=lambda one: -len(one.checkpoints))[:MOST_RUNS]
     drawn = [one for one in several if one in largest]
@@ -152,7 +153,9 @@ def series_picture(kind: str, title: str, listing: Listing) -> bytes:
 
 
 def _runs_panel(series: Sequence[ListedSeries], best: str | None) -> Drawing:
-    names = _names_of([one.key for one in series])
+    keys = [one.key for one in series]
+    shared = os.path.commonpath([os.path.dirname(key) for key in keys]) if len(keys) > 1 else ""
+    names = [os.path.relpath(key, shared) if shared else key for key in keys]
     axis = next(
         (axis for axis in ("step", "epoch") if all(_counts(one, axis) for one in series)), "checkpoint"
     )
@@ -162,12 +165,6 @@ def _runs_panel(series: Sequence[ListedSeries], best: str | None) -> Drawing:
     if metric is None or not runs:
         return Bars("size in bytes", names, [float(one.nbytes) for one in series])
     return RunsPanel(metric, axis, runs)
-
-
-def _names_of(keys: Sequence[str]) -> list[str]:
-    """Return short names of runs: their keys without common directories."""
-    shared = os.path.commonpath([os.path.dirname(key) for key in keys]) if len(keys) > 1 else ""
-    return [os.path.relpath(key, shared) if shared else key for key in keys]
 
 
 def _metric_to_draw(series: Sequence[ListedSeries], best: str | None) -> str | None:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 MAX_RESULTS = 25_000
-"""Results of a run that GitHub takes; it refuses a file with more."""
+"""Limit on the results of a run: GitHub refuses a file with more."""
 _SCORES = {Severity.ERROR: "9.0", Severity.WARNING: "5.0"}
-"""How dangerous findings of safety are, from 0 to 10, as GitHub ranks them: critical, and medium."""
+"""``security-severity`` of safety findings, from 0 to 10: GitHub shows 9.0 as critical, 5.0 as medium."""
 _Found = tuple[int, Finding]
 """A finding, and the index of its checkpoint."""
 
@@ -126,7 +126,7 @@ def _invocation(failures: Sequence[CheckpointError], left: int, root: str | None
         for failure in failures
     ]
     if left:
-        text = f"{counted(left, 'more finding')} left out, the least severe (--json has them all)."
+        text = f"{counted(left, 'more finding')} omitted, the least severe (--json has them all)."
         notifications.append({"level": "warning", "message": {"text": text}})
     invocation: dict[str, Any] = {"executionSuccessful": not failures}
     if notifications:
@@ -142,12 +142,14 @@ def _results(
     results = []
     seen: Counter[tuple[int, str]] = Counter()
     for at, finding in findings:
-        # The same from run to run: a message counts, and counts change.
+        # GitHub recognises a finding of an earlier run by its fingerprint, so that dismissed alerts stay so.
+        # It is made of code and place: messages contain numbers, which change with the checkpoint. Several
+        # findings of one code and place are numbered.
         place = f"{finding.code}\0{finding.where or ''}"
         digest = sha256(place.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         seen[at, digest] += 1
         artifact = {**artifacts[at]["location"], "index": at}
-        # A binary file has no lines, but GitHub takes no result without one.
+        # A binary file has no lines, but GitHub refuses a result without one.
         location: dict[str, Any] = {
             "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": 1}}
         }
@@ -159,7 +161,7 @@ def _results(
             "level": finding.severity.value,
             "message": {"text": message_with_place(finding)},  # GitHub shows no logical location
             "locations": [location],
-            # The one name that GitHub knows; it would make one of the file's lines otherwise.
+            # The only name that GitHub reads; without it, GitHub would compute one from the file's lines.
             "partialFingerprints": {"primaryLocationLineHash": f"{digest}:{seen[at, digest]}"},
         }
         if finding.ignored is not None:
@@ -183,6 +185,6 @@ def _percent_encode(path: str, safe: str) -> str:
 
     try:
         name = os.fsencode(path)
-    except UnicodeEncodeError:  # no file has such a name, but a message may
+    except UnicodeEncodeError:  # a surrogate that no file name has, but a message may
         name = path.encode("utf-8", "surrogatepass")
     return quote(name, safe=safe)

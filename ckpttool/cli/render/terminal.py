@@ -25,25 +25,26 @@ def styled(text: str, style: Style, colour: bool) -> str:
 
 
 def fit(text: str, room: int) -> str:
-    """Return a text without its end if it takes more columns than there is room."""
+    """Return a text, cut at its end if it takes more than ``room`` columns."""
     if display_width(text) <= room:
         return text
     return fitting_prefix(text, room - 1, display_width) + ELLIPSIS
 
 
 def shorten(name: str, room: int, start: int | None = None) -> str:
-    """Return a name without its middle if it takes more columns than there is room.
+    """Return a name, cut in the middle if it takes more than ``room`` columns.
 
     Args:
         name: The name.
         room: Columns that it may take.
-        start: Columns of its beginning that are kept; by default a third.
+        start: Columns of its beginning to keep; by default a third.
     """
     return without_middle(name, room, display_width, start)
 
 
 def display_width(text: str) -> int:
     """Return the columns of a text on a terminal: a Chinese character has two."""
+    # Rich has a table of the widths of Unicode, and takes long to import, so ASCII is counted without it.
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -61,13 +62,13 @@ def pad(text: str, width: int) -> str:
 
 GAP = 2
 _NARROWEST_NAME = 40
-"""Columns of a name before further columns are hidden."""
+"""Columns down to which names are shortened before columns of the table are hidden."""
 NARROWEST_TEXT = 24
-"""Columns that names and texts have where there is not enough room for both."""
+"""Least columns of a name or text; below that, lines are wider than the terminal."""
 
 
 class TextTable(NamedTuple):
-    """A table: its lines, heading first, and the headings of columns for which it is too narrow."""
+    """A table: its lines, heading first, and the headings of hidden columns."""
 
     lines: list[str]
     left_out: list[str]
@@ -92,30 +93,31 @@ def text_table(
 ) -> TextTable:
     """Return rows below their headings, within ``width`` columns if that is possible.
 
-    Columns with empty cells only are left out silently; names, in the first column, are shortened in the
-    middle.
+    Columns whose cells are all empty are left out; names, in the first column, are shortened in the middle.
 
     Args:
         headings: One for each column.
-        rows: As many cells each.
+        rows: Cells of each row, one for each column.
         width: Columns of the terminal.
         left: Headings of columns aligned on the left; the first column always is.
         dispensable: Headings of columns that a narrow table hides, in this order.
-        narrowest: Columns of a name before further columns are hidden.
+        narrowest: Columns down to which names are shortened before columns are hidden.
     """
+    # First names are shortened to ``narrowest``, then columns are hidden. The names then get all the room
+    # that the remaining columns leave: hiding a wide column may make them whole again.
     widths = [max(display_width(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
-    behind = [at for at in range(1, len(headings)) if any(row[at] for row in rows)]
+    shown = [at for at in range(1, len(headings)) if any(row[at] for row in rows)]
     names = [headings[0], *(row[0] for row in rows)]
     room = width - max(map(display_width, shorten_names(names, narrowest)))
-    behind, left_out = columns_that_fit(room, behind, headings, widths, dispensable)
-    room = max(min(narrowest, NARROWEST_TEXT), width - sum(widths[at] + GAP for at in behind))
+    shown, left_out = columns_that_fit(room, shown, headings, widths, dispensable)
+    room = max(min(narrowest, NARROWEST_TEXT), width - sum(widths[at] + GAP for at in shown))
     names = shorten_names(names, room)
     widths[0] = max(map(display_width, names))
     lines = []
     for name, row in zip(names, (headings, *rows), strict=True):
         cells = [pad(name, widths[0])]
         cells += [
-            pad(row[at], widths[at]) if headings[at] in left else row[at].rjust(widths[at]) for at in behind
+            pad(row[at], widths[at]) if headings[at] in left else row[at].rjust(widths[at]) for at in shown
         ]
         lines.append((" " * GAP).join(cells).rstrip())
     return TextTable(lines, left_out)
@@ -141,7 +143,7 @@ def columns_that_fit(
 
 
 def aligned_pairs(pairs: Sequence[tuple[str, str]], between: str = "  ") -> list[str]:
-    """Return a line for each pair, indented, the second ones below one another."""
+    """Return an indented line for each pair; the second texts are aligned."""
     width = max((display_width(first) for first, _ in pairs), default=0)
     return [f"  {pad(first, width)}{between}{second}" for first, second in pairs]
 
@@ -169,19 +171,19 @@ def is_number(cell: str) -> bool:
 
 _DIGITS, _MOST_DIGITS = 4, 8
 """Usual digits of a number in a column, and the limit."""
-_OF_PERCENT = 2
-"""Decimals if the largest number has three digits, as percentages do: 100.00 and 91.25."""
+_PERCENT_DECIMALS = 2
+"""Decimals if the largest number has three digits before the point, such as percentages: 100.00, 91.25."""
 
 
 def number_cells(values: Sequence[float | None], series: Sequence[str] | None = None) -> list[str]:
     """Return a column of numbers of one width, with aligned decimal points.
 
-    Those of one series have the same number of decimals, as few as distinguish them, unless some would be
-    long.
+    The numbers of a series have the same number of decimals: as few as distinguish them, unless some would
+    be too long.
 
     Args:
         values: The numbers; None for missing ones.
-        series: The series of each; without it all are of one.
+        series: The series of each; None if all are of one.
     """
     keys = [""] * len(values) if series is None else series
     written = {
@@ -192,7 +194,7 @@ def number_cells(values: Sequence[float | None], series: Sequence[str] | None = 
 
 
 def _with_decimals(values: Sequence[float | None]) -> list[str]:
-    """Return numbers with as many decimals each."""
+    """Return numbers with the same number of decimals."""
     decimals = _decimals([value for value in values if value is not None and math.isfinite(value)])
     cells = []
     for value in values:
@@ -202,6 +204,8 @@ def _with_decimals(values: Sequence[float | None]) -> list[str]:
             cells.append(f"{value:.{_DIGITS}g}")
         else:
             cells.append(f"{value:.{decimals}f}")
+    # Zeros that all numbers end with are removed, one column of decimals at a time: 0.500, 0.250 become 0.50,
+    # 0.25, and 10.0, 20.0 become 10, 20.
     numbers = [cell for cell in cells if is_number(cell)]
     while decimals and numbers and all(cell.endswith("0") for cell in numbers):
         decimals -= 1
@@ -218,7 +222,7 @@ def _decimals(known: Sequence[float]) -> int | None:
     if not sizes:
         return 0
     largest = math.floor(math.log10(max(sizes)))
-    usual = _DIGITS - 1 - largest if largest != 2 else _OF_PERCENT
+    usual = _DIGITS - 1 - largest if largest != 2 else _PERCENT_DECIMALS
     fewest = max(0, usual, 1 - math.floor(math.log10(min(sizes))))
     if fewest + max(largest, 0) + 1 > _MOST_DIGITS:
         return None
@@ -258,6 +262,8 @@ def _shared_beginning(names: Sequence[str]) -> str:
 
 def _brief_paths(names: Iterable[str]) -> dict[str, str]:
     """Return paths with an ellipsis for the directories that have no sibling among them."""
+    # a/x/model.pt and a/y/model.pt differ in their second directory alone: …/x/model.pt, …/y/model.pt.
+    # Several such directories in a row share an ellipsis.
     siblings: dict[str, set[str]] = defaultdict(set)
     for name in names:
         directory = name
@@ -269,16 +275,17 @@ def _brief_paths(names: Iterable[str]) -> dict[str, str]:
         parts, directory = list[str](), ""
         *directories, last = name.split(os.sep)
         for part in directories:
-            tells = len(siblings[directory]) > 1
-            if tells or parts[-1:] != [ELLIPSIS]:
-                parts.append(part if tells else ELLIPSIS)
+            has_siblings = len(siblings[directory]) > 1
+            if has_siblings or parts[-1:] != [ELLIPSIS]:
+                parts.append(part if has_siblings else ELLIPSIS)
             directory = f"{directory}{os.sep}{part}" if directory else part
         brief[name] = os.sep.join([*parts, last])
     return brief
 
 
 def _cut_positions(names: Sequence[str], room: int) -> Iterator[int]:
-    """Yield the numbers of columns to keep of the beginning of names, the best first."""
+    """Yield the columns to keep of the beginning of names, the best first."""
+    # 0 is the best if the names differ only after a beginning that would be cut anyway.
     if max(map(display_width, names), default=0) - room < display_width(_shared_beginning(names)):
         yield 0
     usual = (room - 1) // 3
@@ -308,5 +315,5 @@ def hanging_lines(head: str, text: str, width: int | None, indent: int) -> list[
 
 
 def more_line(count: int, colour: bool) -> str:
-    """Return the line below a table that not all rows are in."""
+    """Return the line below a table that has the number of hidden rows."""
     return styled(f"  … and {count:,} more (--all shows them)", Style.DIM, colour)

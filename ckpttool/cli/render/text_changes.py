@@ -1,6 +1,6 @@
-"""The texts of commands that change files: ``prune``, ``rename`` and ``undo``, ``convert`` and ``merge``.
+"""The texts of commands that change files: ``prune``, ``rename``, ``undo``, ``copy``, ``convert`` and others.
 
-Each text ends, or begins, with a line for the total.
+Each text begins or ends with a line for the total.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
 
 
 _MOST, _ALIKE, _FIRST = 24, 12, 5
-"""If more than 24 are kept or removed, only the first 5 of more than 12 with equal reasons are shown."""
+"""If more than 24 are kept or removed, of more than 12 with equal reasons only 5 and the last are shown."""
 _MOST_FOREIGN_FILES = 4
 _WIDEST_REASON = 40
-"""Columns for reasons where there is not enough room for names and all of them."""
+"""Columns of reasons if names and reasons don't fit on one line."""
 _INDENT = len("  remove  ")
 
 
 class _PlanRow(NamedTuple):
-    """A line of a plan: a checkpoint, or a note on the number of others."""
+    """A line of a plan: a checkpoint, or the number of hidden ones."""
 
     verb: str
     name: str
@@ -90,7 +90,7 @@ def plan_text(
 
 
 def _titles(names: Iterable[str], width: int | None, colour: bool) -> list[str]:
-    """Return the headings of series or directories, different ones different on a narrow terminal, too."""
+    """Return the headings of series or directories, shortened so that they remain distinct."""
     titles = [printable(name) for name in names]
     return [
         styled(title, Style.BOLD, colour)
@@ -99,7 +99,7 @@ def _titles(names: Iterable[str], width: int | None, colour: bool) -> list[str]:
 
 
 def _kept_notes(groups: Sequence[GroupPlan]) -> Iterator[str]:
-    """Yield how many series are kept that are not shown."""
+    """Yield the numbers of kept series that are not shown."""
     unruled = sum(map(_is_without_rules, groups))
     if unruled and any(one.policy is not None for one in groups):
         yield f"{unruled:,} series kept, since no rule matches them (-v shows them)"
@@ -160,32 +160,33 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
 def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
     is_long = len(group.keep) > _MOST and not verbose
     rows: list[_PlanRow] = []
-    entries = [*(kept.entry for kept in group.keep), *group.remove]
+    entries = [*(one.entry for one in group.keep), *group.remove]
     is_spread = len({entry.directory for entry in entries}) > 1
     slim = {entry.path for entry in group.slim}
 
-    def outcome(kept: KeptEntry) -> tuple[bool, tuple[str, ...]]:
-        why = group.whole.get(kept.entry.path)
+    def outcome(one: KeptEntry) -> tuple[bool, tuple[str, ...]]:
+        why = group.whole.get(one.entry.path)
         notes = () if why is None else (f"whole: {why}",)
-        return kept.entry.path in slim, (*kept.reasons, *notes, *_unsafe_note(kept.entry))
+        return one.entry.path in slim, (*one.reasons, *notes, *_unsafe_note(one.entry))
 
     for (is_slim, reasons), kept_alike in groupby(group.keep, outcome):
-        stays = [kept.entry for kept in kept_alike]
+        kept = [one.entry for one in kept_alike]
         words = ", ".join(map(in_words, reasons))
-        notes = [f"frees {_about(group, one)}; {words}" if is_slim else words for one in stays]
-        rows += _fold_alike("slim" if is_slim else "keep", stays, notes, is_long, is_spread)
+        # What slimming frees is approximate if a file is rewritten, and exact if files are removed.
+        notes = [
+            f"frees {'' if one.state.files else 'about '}{file_size(group.slim_bytes(one))}; {words}"
+            if is_slim
+            else words
+            for one in kept
+        ]
+        rows += _fold_alike("slim" if is_slim else "keep", kept, notes, is_long, is_spread)
     is_long = len(group.remove) > _MOST and not verbose
     for has_foreign_files, alike in groupby(group.remove, lambda entry: bool(entry.foreign_files)):
-        goes = list(alike)
-        facts = [(file_size(one.contents.nbytes), _foreign_words(one), *_unsafe_note(one)) for one in goes]
+        removed = list(alike)
+        facts = [(file_size(one.contents.nbytes), _foreign_words(one), *_unsafe_note(one)) for one in removed]
         notes = [", ".join(filter(None, one)) for one in facts]
-        rows += _fold_alike("remove", goes, notes, is_long and not has_foreign_files, is_spread)
+        rows += _fold_alike("remove", removed, notes, is_long and not has_foreign_files, is_spread)
     return rows
-
-
-def _about(group: GroupPlan, entry: Entry) -> str:
-    """Return the bytes that slimming a checkpoint frees, which are approximate for a rewritten file."""
-    return f"{'' if entry.state.files else 'about '}{file_size(group.slim_bytes(entry))}"
 
 
 def _foreign_words(entry: Entry) -> str:
@@ -199,14 +200,14 @@ def _foreign_words(entry: Entry) -> str:
 
 
 def _unsafe_note(entry: Entry) -> tuple[str, ...]:
-    """Return the word for a checkpoint that is unsafe to load; that decides nothing here."""
+    """Return the note on a checkpoint that is unsafe to load, which doesn't affect the plan."""
     return () if entry.danger is None else ("unsafe",)
 
 
 def _fold_alike(
     verb: str, entries: Sequence[Entry], notes: Sequence[str], is_long: bool, is_spread: bool
 ) -> Iterator[_PlanRow]:
-    """Yield the lines of checkpoints that are alike: of many the first few, and the last."""
+    """Yield the lines of checkpoints with equal outcomes; of many, the first few and the last."""
     rows = [
         _PlanRow(verb, printable(entry.path if is_spread else entry.name), printable(note))
         for entry, note in zip(entries, notes, strict=True)
@@ -225,14 +226,14 @@ def _fold_alike(
 
 
 def total_line(pruned: Pruned, *, colour: bool = False) -> str:
-    """Return the result of a prune in one line; further lines have limits exceeded, and how to undo it."""
+    """Return the result of a prune in one line; further lines have exceeded limits, and how to undo it."""
     excess = () if pruned.declined or pruned.failed else excess_lines(pruned.plan)
     hints = (styled(hint, Style.DIM, colour) for hint in _hints(pruned))
     return "\n".join([_total_words(pruned), *excess, *hints])
 
 
 def excess_lines(plan: RetentionPlan) -> list[str]:
-    """Return how much too large all series are together, in a line for each limit."""
+    """Return a line for each limit on all series together that is exceeded."""
     return [f"too large: {excess}" for excess in plan.excess]
 
 
@@ -243,7 +244,7 @@ def _total_words(pruned: Pruned) -> str:
     has_rules = pruned.plan.removes_failed or any(one.policy is not None for one in pruned.plan.groups)
     if pruned.failed:
         return _failure_words(pruned, removed)
-    if not removed and not has_rules:  # failed runs were only to be listed
+    if not removed and not has_rules:  # failed runs were listed
         failed = sum(one.failed is not None for one in pruned.plan.groups)
         return f"{failed:,} of {len(pruned.plan.groups):,} series failed; nothing removed ({checkpoints})"
     slimmed = len(pruned.plan.slimmed)
@@ -279,7 +280,11 @@ def _slimming_words(pruned: Pruned, removed: int, slimmed: int, checkpoints: str
 def question(planned: RetentionPlan, *, trash: bool, for_good: bool = False) -> str:
     """Return the question before a plan is applied; ``for_good`` if removals can't be undone."""
     if planned.slimmed:
-        return _slimming_question(planned, trash=trash)
+        removed = len(planned.removals)
+        size = ("about " if planned.is_estimate else "") + file_size(planned.freed_bytes)
+        removing = [f"{'move' if trash else 'remove'} {removed:,}"] if removed else []
+        text = " and ".join([*removing, f"slim {counted(len(planned.slimmed), 'checkpoint')}"])
+        return f"{text[0].upper()}{text[1:]} ({size}){', keeping them in the trash' if trash else ''}?"
     checkpoints = f"{counted(len(planned.removals), 'checkpoint')} ({file_size(planned.freed_bytes)})"
     return (
         f"Move {checkpoints} to the trash?"
@@ -288,16 +293,10 @@ def question(planned: RetentionPlan, *, trash: bool, for_good: bool = False) -> 
     )
 
 
-def _slimming_question(planned: RetentionPlan, *, trash: bool) -> str:
-    removed, slimmed = len(planned.removals), len(planned.slimmed)
-    size = ("about " if planned.is_estimate else "") + file_size(planned.freed_bytes)
-    removing = [f"{'move' if trash else 'remove'} {removed:,}"] if removed else []
-    text = " and ".join([*removing, f"slim {counted(slimmed, 'checkpoint')}"])
-    return f"{text[0].upper()}{text[1:]} ({size}){', keeping them in the trash' if trash else ''}?"
-
-
 def _hints(pruned: Pruned) -> Iterator[str]:
     """Yield the commands that restore the trash or delete it."""
+    # Each directory has a trash of its own. If several were pruned, the commands are for their common parent,
+    # with -r to reach all of them.
     places = {entry.directory for entry in pruned.plan.changed if entry.path not in pruned.failed}
     if pruned.dry_run or not pruned.trash or not places:
         return
@@ -327,7 +326,7 @@ def _failure_words(pruned: Pruned, removed: int) -> str:
 
 
 def explain_text(explanation: Explanation, *, colour: bool = False) -> str:
-    """Return the decision on a checkpoint, its position in its series, and the reasons for and against it."""
+    """Return the decision on a checkpoint, its position in its series, and the reasons for and against."""
     return "\n".join(_explain_lines(explanation, colour))
 
 
@@ -506,7 +505,7 @@ def _copy_total(copied: Copied) -> str:
     if others := len(copied.checkpoints) - len(sent) - present:
         parts.append(f"{others:,} not copied")
     if copied.left_out:
-        parts.append(f"{len(copied.left_out):,} that no rule keeps")
+        parts.append(f"{len(copied.left_out):,} not selected")
     return ", ".join(parts)
 
 
@@ -520,18 +519,18 @@ def salvage_text(done: Salvaged, *, colour: bool = False) -> str:
     """Return the result of a salvage, its evidence, the omitted parts, and the lost tensors."""
     size = file_size(done.nbytes)
     verb = "would salvage" if done.converted.dry_run else "salvaged"
-    way = f"{printable(done.source)} → {printable(done.converted.target)}"
-    head = f"{verb} {done.amount} ({size}): {way}{'' if done.converted.dry_run else ', verified'}"
+    paths = f"{printable(done.source)} → {printable(done.converted.target)}"
+    head = f"{verb} {done.amount} ({size}): {paths}{'' if done.converted.dry_run else ', verified'}"
     lines = [styled(head, Style.BOLD, colour)]
     if done.unproven:
-        proven = f"{done.proven:,} have their checksums; " if done.proven else ""
+        proven = f"{done.proven:,} match their checksums; " if done.proven else ""
         lines.append(f"  {proven}no checksum covers the values of {counted(done.unproven, 'tensor')}")
     lines += [f"  {printable(note)}" for note in done.converted.notes]
     if done.lost:
         lines.append(f"  {styled(survival_text(done.survival), Style.BOLD, colour)}")
     if done.lost or not done.names_all:
         amounts = [f"{len(done.lost):,}"] * bool(done.lost)
-        amounts += ["maybe others, whose names are gone, too"] * (not done.names_all)
+        amounts += ["possibly others with lost names"] * (not done.names_all)
         lines.append(f"  {styled('lost: ' + ', and '.join(amounts), Style.YELLOW, colour)}")
         lines += [f"    {printable(one.name)}: {printable(one.why)}" for one in done.lost[:_MOST_DROPPED]]
         if len(done.lost) > _MOST_DROPPED:
@@ -544,7 +543,7 @@ _SAFETY = {"unsafe": "UNSAFE", "unknown": "safety unknown"}
 
 
 def logged_text(logged: Logged, *, colour: bool = False) -> str:
-    """Return a line for each checkpoint that was recorded, and one for all."""
+    """Return a line for each checkpoint that was recorded, and the total."""
     paths = [printable(one.path) for one in logged.checkpoints if one.is_new]
     width = max(map(len, paths), default=0)
     lines = []
@@ -562,6 +561,7 @@ def convert_text(converted: Converted, *, colour: bool = False) -> str:
     if shares := converted.shares:
         source = f"average of {len(shares):,} checkpoints"
     size = f"{counted(converted.tensors, 'tensor')}, {file_size(converted.nbytes)}"
+    # The format is named unless the target's suffix says it: model.safetensors, but "model.pth as pytorch".
     if converted.dry_run:
         result = f"would write {size} as {converted.format}"
     else:

@@ -1,4 +1,4 @@
-"""The text of ``diff``: the answer in a sentence, the changed tensors as a table, and everything else.
+"""The text of ``diff``: a summary line, a table of the changed tensors, and all other differences.
 
 For three checkpoints and more: a row for each, with the changes since the one before.
 """
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 MAX_ROWS = 40
 _MOST_VALUES, _MOST_MODULES, _MOST_THINGS, _MOST_REMARKS = 3, 4, 3, 4
 _IDENTITY = "fingerprint"
-"""TensorFlow's identifiers of each save: long numbers without meaning."""
+"""Prefix of TensorFlow's identifiers of each save, long numbers without meaning."""
 _PART_WORDS = {"optimizer": "optimizer state"}
 _KINDS = ("shape", "dtype", "values")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A component of a name that is a number: one layer of many."""
+"""A component of a name that is a number, such as that of a layer."""
 
 
 def diff_text(
@@ -85,7 +85,7 @@ def name_only_text(difference: Difference) -> str:
     return "\n".join(lines)
 
 
-# The answer ---------------------------------------------------------------------------------------
+# The summary --------------------------------------------------------------------------------------
 
 
 def summary_line(difference: Difference) -> str:
@@ -98,7 +98,7 @@ def summary_line(difference: Difference) -> str:
             verb = "was" if len(things) == 1 else "were"
             unsure.append(f"{counted(len(things), 'thing')} {verb} not compared: {_first_names(things)}")
         if names := [one.name for one in difference.undecided]:
-            unsure.append(f"{counted(len(names), 'tensor')} may lie in another order: {_first_names(names)}")
+            unsure.append(f"{counted(len(names), 'tensor')} may be in another order: {_first_names(names)}")
         certain = "certain " if difference.undecided else ""
         return f"no {certain}difference found, but {' and '.join(unsure)}"
     if difference.has_same_weights and (lacks := [*_lacking_words(difference)]):
@@ -110,7 +110,7 @@ def summary_line(difference: Difference) -> str:
 
 
 def _lacking_words(difference: Difference) -> Iterator[str]:
-    """Yield for each side all that the other has besides the weights."""
+    """Yield for each side the parts that only the other has, besides the weights."""
     values = difference.values
     sides = (
         ("A", difference.a, difference.b, difference.added, [one for one in values if one.a is ABSENT]),
@@ -135,13 +135,15 @@ def _lacking_words(difference: Difference) -> Iterator[str]:
 
 def _part_of_tensor(facts: Facts) -> str | None:
     """Return the part of a training's state that a tensor belongs to; None if it may be a module's."""
+    # A name such as "scheduler" may also be a module's. Training state is known by its role, and unless it is
+    # of an optimizer, by a shape or type that weights don't have: one element, or integers.
     part = part_of(facts.name, facts.role)
     is_state = part == "optimizer" or facts.dtype.kind == "integer" or math.prod(facts.shape) == 1
     return part if facts.role in (Role.OPTIMIZER, Role.TRAINING) and is_state else None
 
 
 def tensors_line(difference: Difference) -> str:
-    """Return the text on the tensors of two different checkpoints."""
+    """Return the differences of the tensors in one line."""
     is_foreign = bool(not difference.compared and difference.removed and difference.added)
     counts = ["no tensor in common"] if is_foreign else [*_change_words(difference)]
     for facts, verb in ((difference.removed, "removed"), (difference.added, "added")):
@@ -166,7 +168,7 @@ def tensors_line(difference: Difference) -> str:
 
 def _equal_line(difference: Difference) -> str:
     if not difference.compared:
-        return "equal: neither holds a tensor"
+        return "equal: neither has a tensor"
     is_alike = difference.a.format == difference.b.format and not difference.rules and not difference.renamed
     word = "equal" if is_alike else "equal in value"
     size = file_size(difference.compared_nbytes)
@@ -217,7 +219,7 @@ def _largest_change(changed: Iterable[Change]) -> Change | None:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """Return the only name or the common module in brackets; an empty text without one."""
+    """Return the only name, or the common module, in brackets; an empty text if there is none."""
     if len(names) == 1:
         return f" ({printable(names[0])})"
     common = common_module(names)
@@ -241,7 +243,7 @@ def _value_words(changes: Sequence[ValueChange]) -> str:
 
 
 def _moved_line(difference: Difference) -> str | None:
-    """Return the changed modules, if others are unchanged; None if the other lines show that."""
+    """Return the line of changed modules; None if no tensor is unchanged, or only one changed."""
     if not difference.unchanged or len(difference.changed) < 2:
         return None
     weights = [one.name for one in difference.changed if one.a.role is Role.WEIGHTS]
@@ -262,6 +264,7 @@ def _moved_line(difference: Difference) -> str | None:
 
 def _changed_modules(names: Sequence[str]) -> list[str] | None:
     """Return a few modules that hold all names, as globs; None if there would be more."""
+    # From the deepest modules up, as long as the globs are more specific than the module that all share.
     paths = [name.split(".") for name in names]
     deepest = max(map(len, paths)) - 1
     shared = len(_shared_modules(paths))
@@ -422,6 +425,7 @@ _HEADINGS = ("tensor", "change", "differ", "max |Δ|", "at", "values", "mean |Δ
 def _sorted_changes(changed: Iterable[Change]) -> list[Change]:
     """Return changes with other shapes first, then other types; weights first, and the largest changes."""
 
+    # NaN and infinities rank before any finite change. A NaN as a sort key would leave the order undefined.
     def rank(change: Change) -> tuple[int, bool, float]:
         distance = 0.0
         if (statistics := change.distance) is not None:
@@ -470,7 +474,7 @@ def _change_row(change: Change) -> tuple[str, ...]:
 
 
 def _both_names(a: str, b: str) -> str:
-    """Return a tensor's name, or its names on both sides where they differ."""
+    """Return a tensor's name, or its names on both sides if they differ."""
     return a if a == b else f"{a} → {b}"
 
 
@@ -494,6 +498,8 @@ def _kind_words(change: Change) -> str:
 class _ModuleChanges:
     """The total of the changes in one module."""
 
+    # Norms are added as squares, so that ``relative`` is the norm of the module's change over that of its
+    # weights, as if its tensors were one vector. A mean of the tensors' values would overstate small ones.
     tensors: int = 0
     measured: int = 0
     count: int = 0
@@ -509,7 +515,7 @@ class _ModuleChanges:
             self.size += change.statistics.size
         if (statistics := change.distance) is not None:
             self.measured += 1
-            self.max_abs = max(self.max_abs, statistics.max_abs)  # in this order NaN loses
+            self.max_abs = max(self.max_abs, statistics.max_abs)  # in this order, NaN is ignored
             self.squares += statistics.l2**2
             self.squares_a += statistics.norm_a**2
 
@@ -524,10 +530,9 @@ class _ModuleChanges:
 
 
 def _module_table(changed: Iterable[Change], width: int, limit: int | None) -> tuple[TextTable, int]:
-    """Return a row for each changed module, and the number of those beyond ``limit``.
-
-    If there are more, modules that differ in numbers only are combined: ``layers.*.attn``.
-    """
+    """Return a row for each changed module, and the number of modules beyond ``limit``."""
+    # If there are more, those of repeated layers are combined, which differ only in numbers:
+    # ``layers.*.attn``.
     changes = [*changed]
     modules = _changes_by_module(changes, folded=False)
     if limit is not None and len(modules) > limit:
@@ -553,7 +558,7 @@ def module_of(name: str) -> str:
 
 
 def fold_numbers(name: str) -> str:
-    """Return a name that layers share which differ in their numbers alone: ``layers.*.attn``."""
+    """Return a name with ``*`` for numbers, which similar layers share: ``layers.*.attn``."""
     return _NUMBER.sub("*", name)
 
 
@@ -576,10 +581,7 @@ DRIFT_HEADINGS = (
 
 
 def drift_text(drift: Drift, *, colour: bool = False, width: int = 100) -> str:
-    """Return the answer in one line, then a row for each checkpoint in the order given.
-
-    Each row has the changes since the one above.
-    """
+    """Return a summary line, and a row for each checkpoint, with the changes since the one above."""
     table = text_table(
         DRIFT_HEADINGS,
         drift_cells(drift),

@@ -56,7 +56,11 @@ def inspect_text(
     incomplete = "" if checkpoint.complete else ", INCOMPLETE"
     title = f"{printable(checkpoint.path)}: {checkpoint.format}{variant}{incomplete}"
     lines = [styled(title, Style.BOLD, colour)]
-    for label, value in (*_summary(inspection), *_remark_lines(remark)):
+    facts = [*_summary(inspection)]
+    if remark is not None:
+        facts += [("note", printable(remark.note))] if remark.note is not None else []
+        facts += [(printable(key), printable(text)) for key, text in remark.facts.items()]
+    for label, value in facts:
         lines += hanging_lines(f"  {label:<14} ", value, width, 4)
     shown, hidden = _shown_tensors(inspection, all_tensors)
     if shown:
@@ -101,17 +105,9 @@ def _summary(inspection: Inspection) -> Iterator[tuple[str, str]]:
         yield "packed words", f"{checkpoint.packed:,} ({types}), with an unknown number of further parameters"
 
 
-def _remark_lines(remark: Remark | None) -> Iterator[tuple[str, str]]:
-    """Yield the user's note."""
-    if remark is not None:
-        if remark.note is not None:
-            yield "note", printable(remark.note)
-        yield from ((printable(key), printable(text)) for key, text in remark.facts.items())
-
-
 def _architecture_lines(architecture: Architecture) -> Iterator[tuple[str, str]]:
     family = f" ({architecture.family})" if architecture.family else ""
-    # Layers that consist of layers aren't counted, but their parts.
+    # Of layers that consist of layers, only the inner ones are counted.
     inner = {name.rpartition(".")[0] for name in architecture.layers}
     kinds = Counter(kind for name, kind in architecture.layers.items() if name not in inner)
     layers = ", ".join(f"{count} {kind}" if count > 1 else kind for kind, count in kinds.items())
@@ -184,7 +180,7 @@ _COUNTS = ("zeros", "NaN", "Inf")
 _STATISTICS = ("min", "max", "mean", "std", *_COUNTS)
 _LEFT = ("  tensor", "type", "shape")
 _DISPENSABLE = ("size", "type", "zeros", "shape", "std", "mean")
-"""Columns that a narrow table of statistics leaves out, in this order; counts that are all 0 go first."""
+"""Columns that a narrow table of statistics hides, in this order, after the counts that are all 0."""
 _NARROWEST_NAME = 20
 
 
@@ -218,7 +214,9 @@ def by_role(tensors: Sequence[Tensor]) -> Iterator[tuple[Role, Sequence[Tensor]]
 def _tensor_table(
     inspection: Inspection, tensors: Sequence[Tensor], width: int, colour: bool
 ) -> tuple[list[str], list[str]]:
-    """Return the lines of the table, and the headings of columns for which it is too narrow."""
+    """Return the lines of the table, and the headings of hidden columns that aren't empty."""
+    # A row with one cell is the heading of a module; it spans the table, so that its width doesn't count for
+    # the columns. Without statistics no column is hidden: too wide a table is folded by Rich instead.
     has_statistics = inspection.statistics is not None
     headings = [*_LEFT, "size", *(_STATISTICS if has_statistics else ())]
     rows = list(_tensor_rows(inspection, tensors))
@@ -257,7 +255,7 @@ def _lines(cells: Sequence[Sequence[str]], columns: Sequence[int], colour: bool)
 
 
 def _folded_lines(cells: Sequence[Sequence[str]], width: int, colour: bool, *, no_wrap: bool) -> list[str]:
-    """Return the lines of a table that is too wide, whose cells go on in the next line."""
+    """Return the lines of a table that is too wide, whose cells continue on the next line."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -298,7 +296,7 @@ def _tensor_rows(inspection: Inspection, tensors: Sequence[Tensor]) -> Iterator[
 
 
 def is_flattened_state(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether a tensor is optimizer state that Megatron flattened to [1, 1, N]."""
+    """Return whether a tensor is optimizer state that Megatron flattened to [1, 1, N]."""
     if tensor.role is not Role.OPTIMIZER or len(tensor.shape) != 3 or tensor.shape[:2] != (1, 1):
         return False
     found = FLAT_OPTIMIZER.match(tensor.name)

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from ckpttool.runs.cadence import Cadence
 
 METRICS_SHOWN = 3
-"""Metrics that a table on a terminal has columns for; the user can ask for all."""
+"""Columns of metrics on a terminal, unless the user requests more."""
 FUTURE = "future"
 ANY_WIDTH = 1 << 30
 INDENT = "  "
 _MOST_NOTES, _SHARE_OF_NOTES = 32, 5
 """Columns of notes on a terminal: a limit, and for narrow ones the divisor of their width."""
 _NARROWEST_NAME = 32
-"""Columns of a name before further columns are hidden."""
+"""Columns down to which names are shortened before columns of the table are hidden."""
 _LEFT = ("format", "policy", "state", "holds", "changed", "notes")
 _CLOCKS_APART = 60
 """Seconds by which a file server's clock may be ahead of ours."""
@@ -55,7 +55,7 @@ _SHORT = {
     "last_checkpoint": "latest",
     "latest_checkpointed_iteration.txt": "latest",
 }
-"""Short names of frameworks' two best-known pointers."""
+"""Short names of well-known pointers of frameworks."""
 Column = tuple[str, list[str]]
 
 
@@ -64,9 +64,9 @@ class ListStyle:
     """How a list is shown.
 
     Attributes:
-        now: The time that ages are counted from, in seconds since 1970.
-        width: Columns of the terminal; None otherwise, when nothing is shortened.
-        long: Whether all that is known is shown.
+        now: The current time in seconds since 1970, for ages.
+        width: Columns of the terminal; None without one: nothing is shortened then.
+        long: Whether all details are shown.
         colour: Whether to write colour.
         wanted: Requested metrics, whose columns are always shown.
     """
@@ -127,11 +127,13 @@ def flat_text(listing: Listing, style: ListStyle) -> str:
 
 
 def tab_separated_text(listing: Listing, now: float) -> str:
-    """Return a line a checkpoint for programs: fields between tabs, without a heading, nothing shortened.
+    """Return a line for each checkpoint for programs: fields between tabs, without a heading.
 
     They are the path, format, epoch, step, bytes, the time of its last change, the state, the action of a
-    policy, notes, and all metrics as ``name=value``. Unknown fields are empty.
+    policy, notes, and all metrics as ``name=value``. Unknown fields are empty, and nothing is shortened.
     """
+    # Scripts cut fields by their numbers: new ones are only added at the end of a line. ``printable`` escapes
+    # tabs and line breaks in names.
     style = ListStyle(now=now, long=True)
     alone = {one.key for one in listing.series if len(one.checkpoints) == 1}
     lines = []
@@ -195,8 +197,8 @@ def _outcomes(series: ListedSeries, listing: Listing) -> Iterator[str]:
     if listing.best is not None:
         yield _best_fact(series, listing.best)
     if any(one.kept is not None for one in series.checkpoints):
-        gone = [one.entry for one in series.checkpoints if one.kept == ()]
-        yield f"{len(gone):,} to remove" + (f" ({file_size(total_bytes(gone))})" if gone else "")
+        removed = [one.entry for one in series.checkpoints if one.kept == ()]
+        yield f"{len(removed):,} to remove" + (f" ({file_size(total_bytes(removed))})" if removed else "")
         if slim := sum(one.is_slimmed for one in series.checkpoints):
             yield f"{slim:,} to slim"
 
@@ -209,7 +211,7 @@ def _total_line(listing: Listing) -> str:
 
 
 def _best_fact(series: ListedSeries, metric: str) -> str:
-    """Return the best of a series, and where it is."""
+    """Return the best value of a series, and its epoch or step."""
     best = series.best
     value = None if best is None else metric_of(best, metric)
     if best is None or value is None:
@@ -223,7 +225,7 @@ def _best_fact(series: ListedSeries, metric: str) -> str:
 
 
 def _wrap_facts(facts: Sequence[str], width: int | None, indent: str = INDENT) -> Iterator[str]:
-    """Yield facts in lines that break between them alone."""
+    """Yield facts in lines that are broken only between facts."""
     line = ""
     for fact in facts:
         longer = f"{line}, {fact}" if line else fact
@@ -235,7 +237,7 @@ def _wrap_facts(facts: Sequence[str], width: int | None, indent: str = INDENT) -
 
 
 def left_out_lines(headings: Iterable[str], style: ListStyle) -> list[str]:
-    """Return the line that names the columns for which there is no room."""
+    """Return the line that names the hidden columns."""
     names = printable(", ".join(headings))
     if not names:
         return []
@@ -249,7 +251,7 @@ def left_out_lines(headings: Iterable[str], style: ListStyle) -> list[str]:
 def _table_below(
     rows: Sequence[ListedCheckpoint], listing: Listing, style: ListStyle
 ) -> tuple[str, list[str]]:
-    """Return rows with their paths below their common directory, and the headings that are left out."""
+    """Return rows with their paths below their common directory, and the headings of hidden columns."""
     directory = _common_directory(rows)
     names = [
         printable(os.path.join(_directory(row)[len(directory) :].lstrip(os.sep), row.entry.name))
@@ -306,7 +308,9 @@ def _draw_table(
     style: ListStyle,
     indent: str,
 ) -> tuple[str, list[str]]:
-    """Return lines below their headings, and the hidden headings."""
+    """Return lines below their headings, and the headings of hidden columns."""
+    # Lines wider than the terminal would be broken in the middle of a row. So columns are hidden, and if
+    # names and notes are still too wide, the line is cut; ``-v`` shows all of it.
     headings = ["checkpoint", *(heading for heading, _ in columns)]
     cells = [list(row) for row in zip(names, *(column for _, column in columns), strict=True)]
     width = ANY_WIDTH if not style.is_cut or style.width is None else style.width - len(indent)
@@ -326,7 +330,7 @@ def _draw_table(
 
 
 def _dispensable(columns: Sequence[Column], rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[str]:
-    """Return the headings that a narrow table hides, in this order; the first metric is last."""
+    """Return the headings that a narrow table hides, in this order: further metrics first, the first last."""
     metrics = [printable(name) for name in shown_metrics(rows, style) if name not in style.wanted]
     has_epochs = any(row.entry.epoch is not None for row in rows)
     others = ["format", "age", "size", *(["step"] if has_epochs else [])]
@@ -355,6 +359,7 @@ def age_of(listed: ListedCheckpoint, style: ListStyle) -> str:
 
 def age_words(seconds: float) -> str:
     """Return an age in its largest unit, or that a time is in the future."""
+    # A time that is slightly in the future is "now": a file server's clock may be ahead of ours.
     if seconds <= -_CLOCKS_APART:
         return FUTURE
     for length, unit in _AGES:
@@ -364,7 +369,7 @@ def age_words(seconds: float) -> str:
 
 
 def local_time(listed: ListedCheckpoint) -> str:
-    """Return when a checkpoint was changed: local time, and how far that is from UTC.
+    """Return when a checkpoint was changed, as local time with its offset from UTC.
 
     Empty for a time outside of the calendar.
     """
@@ -396,6 +401,8 @@ def shown_metrics(rows: Sequence[ListedCheckpoint], style: ListStyle) -> list[st
 
     ``loss`` is omitted if it equals another metric of each checkpoint.
     """
+    # Checkpoints often have the loss twice, as ``loss`` and as ``val_loss``, say. The column with the
+    # specific name is shown then, and the other one, which is ckpttool's reading of it, isn't.
     known = known_metrics(row.entry for row in rows)
     losses = [(row, loss) for row in rows if (loss := metric_of(row, "loss")) is not None]
     others = [name for name in known if name != "loss"]
@@ -416,7 +423,7 @@ def notes_cell(listed: ListedCheckpoint, style: ListStyle, *, is_alone: bool, be
         listed: The checkpoint.
         style: How much is shown.
         is_alone: Whether it is the only one of its series, so that "newest" is meaningless.
-        best: The metric by which it is the best, if it is.
+        best: The metric that ``is_best`` refers to.
     """
     return printable(", ".join(_note_words(listed, style, is_alone=is_alone, best=best)))
 
@@ -433,7 +440,7 @@ def _note_words(
     words = list(dict.fromkeys(short.get(one, in_words(one)) for one in reasons))
     yield from words
     note = listed.remark.note
-    if note is not None and not any(note in one for one in words):  # else it is why it is pinned
+    if note is not None and not any(note in one for one in words):  # a pin's reason may have the note
         yield f"note: {' '.join(note.split())}"
     fault, danger = listed.entry.fault, listed.entry.danger
     if fault is not None and not style.is_cut:
@@ -517,7 +524,7 @@ def _common_lines(runs: Sequence[ListedRun], differing: Sequence[str], style: Li
 
 
 def _values(values: Sequence[object]) -> list[str]:
-    """Return a column of values; numbers have their decimal points below one another."""
+    """Return a column of values; if all are numbers, their decimal points are aligned."""
     cells = [_value(value) for value in values]
     return aligned_numbers(cells) if all(isinstance(one, int | float | None) for one in values) else cells
 
@@ -570,7 +577,7 @@ def _facts(cadence: Cadence, mtbf: float | None) -> Iterator[tuple[str, str]]:
         until = "" if full is None else f", full in {span(full)} if nothing is removed"
         yield "disk", f"{file_size(cadence.free_bytes)} free{until}"
     if cadence.save_time is None:
-        yield "a save takes", "unknown (--save-time says it)"
+        yield "a save takes", "unknown (set --save-time)"
     else:
         share = cadence.share_of_time
         part = "" if share is None else f", {100 * share:.2g} % of the time"

@@ -25,7 +25,7 @@ from ckpttool.ops.verdict import (
 )
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
-"""The worst first, since CI systems cut the end."""
+"""The worst first, since CI systems cut off the end."""
 _MOST_FINDINGS = 40
 """Limit on lines, for readability; ``--json`` has all."""
 _BRIEFED = ("values", "checksum", "manifest", "copy", "structure", "safety")
@@ -101,7 +101,9 @@ def verify_text(verifications: Sequence[Verification], style: VerifyStyle) -> st
 
 
 def _verdict_lines(verifications: Sequence[Verification], style: VerifyStyle) -> list[str]:
-    """Return the lines of verdicts, in columns; a terminal that is too narrow loses the format first."""
+    """Return the lines of verdicts, in columns; a narrow terminal hides the format first."""
+    # The brief text at the end has a fixed share of the width and is cut; without the format, names are
+    # shortened by as much as is still missing. Lines have the mark and its word in front, in fixed columns.
     rows = [
         (printable(one.path), one.format or "unrecognised", file_size(one.nbytes), _in_brief(one))
         for one in verifications
@@ -132,13 +134,13 @@ def _verdict_lines(verifications: Sequence[Verification], style: VerifyStyle) ->
 
 
 def _in_brief(verification: Verification) -> str:
-    """Return the checks made if all is well, and otherwise the failed ones."""
+    """Return the checks that were run, or if some failed, these alone."""
     failed = [one.name for one in verification.checks if one.status is Status.FAILED]
     if failed or not verification.is_fine:
-        return ", ".join(failed) or "not checked as asked"
+        return ", ".join(failed) or "not fully checked"
     if any(check.detail == NOT_ASKED_FOR for check in verification.checks):
         done = [
-            check.name if check.status is Status.PASSED else _looked_at(check)
+            check.name if check.status is Status.PASSED else _check_words(check)
             for check in verification.checks
             if check.status in (Status.PASSED, Status.PARTIAL)
         ]
@@ -147,12 +149,12 @@ def _in_brief(verification: Verification) -> str:
         return f"{SAMPLED_OUT}: only structure and safety"
     parts = ["safety unknown"] if verification.safety is not Safety.SAFE else []
     checks = {check.name: check for check in verification.checks}
-    parts += [_looked_at(checks[name]) for name in _BRIEFED if name in checks]
+    parts += [_check_words(checks[name]) for name in _BRIEFED if name in checks]
     return ", ".join(part for part in parts if part)
 
 
-def _looked_at(check: Check) -> str:
-    """Return the brief result of a passed check, or that it had nothing to check."""
+def _check_words(check: Check) -> str:
+    """Return the brief result of a check that didn't fail; an empty text if there is nothing to mention."""
     if check.status is Status.SKIPPED:
         return _SKIPPED.get(check.name, f"{check.name} not checked")
     if check.status is Status.PARTIAL:
@@ -172,18 +174,18 @@ def _check_lines(verification: Verification, style: VerifyStyle) -> list[str]:
 
 
 def _remedy_lines(verification: Verification, style: VerifyStyle, explained: set[str]) -> list[str]:
-    """Return the remedies of failures: a line for each code, at its first occurrence."""
+    """Return the remedies of failures: a line for each code that isn't in ``explained`` yet."""
     from ckpttool.cli.explanations import remedy_of
 
     fatal_ones = fatal(strict=style.strict)
     codes = [one.code for one in verification.findings if is_open(one) and one.severity in fatal_ones]
     new = [code for code in dict.fromkeys(codes) if code not in explained]
     explained.update(new)
-    told = [f"{remedy} (ckpttool explain {code})" for code in new if (remedy := remedy_of(code)) is not None]
+    hints = [f"{remedy} (ckpttool explain {code})" for code in new if (remedy := remedy_of(code)) is not None]
     if verification.is_damaged and verification.survival is not None:
         saved = survival_text(verification.survival)
-        told.append(f"ckpttool salvage {printable(verification.path)} DST: {saved}")
-    lines = [line for text in told for line in hanging_lines("    → ", text, style.width, 6)]
+        hints.append(f"ckpttool salvage {printable(verification.path)} DST: {saved}")
+    lines = [line for text in hints for line in hanging_lines("    → ", text, style.width, 6)]
     return [styled(line, Style.DIM, style.colour) for line in lines]
 
 
@@ -246,7 +248,9 @@ def finding_lines(
 
 
 def _group_findings(findings: Iterable[Finding]) -> Iterator[Sequence[Finding]]:
-    """Yield the findings of each line, in the order of their first ones."""
+    """Yield the findings of each line, in the order of the first of each group."""
+    # A damaged file may have thousands of findings of one code, such as a missing tensor each. They share a
+    # line, unless they are few; findings without a place are never grouped.
     groups: dict[tuple[Severity, str, str | None], list[Finding]] = {}
     everything = list(findings)
     for finding in everything:
@@ -264,15 +268,15 @@ def _finding_lines(alike: Sequence[Finding], colour: bool, width: int | None, in
     first = alike[0]
     ignored = "" if first.ignored is None else f" (ignored: {printable(first.ignored)})"
     if len(alike) == 1:
-        said = f"{first.code}{_place_words(first)}: {printable(first.message)}{ignored}"
+        text = f"{first.code}{_place_words(first)}: {printable(first.message)}{ignored}"
     else:
         places = list(dict.fromkeys(printable(one.where or "") for one in alike))
         shown = ", ".join([*places[:_MOST_ALIKE], *(["…"] if len(places) > _MOST_ALIKE else [])])
         times = f"in {len(alike):,} places" if len(places) == len(alike) else f"{len(alike):,} times"
         which = "" if all(one.message == first.message for one in alike) else "the first: "
-        said = f"{first.code} {times} [{shown}]: {which}{printable(first.message)}{ignored}"
+        text = f"{first.code} {times} [{shown}]: {which}{printable(first.message)}{ignored}"
     severity = first.severity.value
-    first_line, *others = hanging_lines(f"{' ' * indent}{severity} ", said, width, indent + 2)
+    first_line, *others = hanging_lines(f"{' ' * indent}{severity} ", text, width, indent + 2)
     style = _SEVERITY_STYLES[first.severity]
     return [first_line.replace(severity, styled(severity, style, colour and not ignored), 1), *others]
 
@@ -303,6 +307,7 @@ def _place_words(finding: Finding) -> str:
 
 def verdict_word(verification: Verification) -> str:
     """Return the word for a checkpoint: ``valid``, ``unsafe``, ``not run``, ``sampled out`` and others."""
+    # A failed prediction or a copy that differs says nothing against the file itself, if nothing else failed.
     if not verification.is_valid:
         failed = {check.name for check in verification.checks if check.status is Status.FAILED}
         if failed and failed <= {*PREDICTION}:
@@ -334,7 +339,7 @@ def findings_without_check(verification: Verification) -> list[Finding]:
 
 
 def is_undone(check: Check, findings: Sequence[Finding]) -> bool:
-    """Return whether a requested check was skipped, which an error explains."""
+    """Return whether a requested check could not be run, as an error explains."""
     return check.status is Status.SKIPPED and any(
         is_open(finding) and finding.severity is Severity.ERROR for finding in findings_of(check, findings)
     )
@@ -358,10 +363,8 @@ def count_verdicts(verifications: Sequence[Verification]) -> str:
 
 
 def rank_findings(verifications: Sequence[Verification]) -> Iterator[tuple[Verification, Finding]]:
-    """Yield the open findings: errors first, and of one severity the first of each checkpoint first.
-
-    Where only ten are shown, ten checkpoints are named, not ten tensors of one.
-    """
+    """Yield the open findings: errors first, and of one severity the first of each checkpoint first."""
+    # GitHub shows ten annotations of one severity: they are to name ten checkpoints, not ten tensors of one.
     for severity in SEVERITIES:
         rounds: list[tuple[int, Verification, Finding]] = []
         for verification in verifications:
@@ -376,15 +379,14 @@ def path_from_root(path: str, root: str | None) -> str | None:
 
     Without a root, a relative path is taken as it is.
     """
+    inside: str | None = None
     if root is None:
         inside = None if os.path.isabs(path) else os.path.normpath(path)
     else:
-        inside = _path_below(os.path.abspath(path), os.path.abspath(root))
+        path, root = os.path.abspath(path), os.path.abspath(root)
+        above = root if root.endswith(os.sep) else root + os.sep
+        if path == root:
+            inside = "."
+        elif path.startswith(above):
+            inside = path.removeprefix(above)
     return inside if inside is None or os.sep == "/" else inside.replace(os.sep, "/")
-
-
-def _path_below(path: str, root: str) -> str | None:
-    if path == root:
-        return "."
-    above = root if root.endswith(os.sep) else root + os.sep
-    return path[len(above) :] if path.startswith(above) else None

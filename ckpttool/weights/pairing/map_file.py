@@ -119,7 +119,7 @@ def parse_map(path: str, tables: Mapping[str, Any]) -> TensorMap:
     names = _names(tables.get("names", {}), error_at)
     rows = tables.get("tensor", [])
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise error_at("tensor", "it is no list of tables (write [[tensor]])")
+        raise error_at("tensor", "not a list of tables (write [[tensor]])")
     numbered = ((f"tensor {number}", table) for number, table in enumerate(rows, 1))
     rules = tuple(_rule(place, table, partial(error_at, place)) for place, table in numbered)
     drop = _name_list(tables, "drop", partial(error_at, "drop")) if "drop" in tables else ()

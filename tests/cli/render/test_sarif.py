@@ -135,7 +135,7 @@ def test_too_many_results_lose_the_least(
     assert run["invocations"][0]["toolExecutionNotifications"] == [
         {
             "level": "warning",
-            "message": {"text": "1 more finding left out, the least severe (--json has them all)."},
+            "message": {"text": "1 more finding omitted, the least severe (--json has them all)."},
         }
     ]
 

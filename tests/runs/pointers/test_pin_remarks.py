@@ -62,7 +62,7 @@ def test_a_pin_has_a_note_and_an_end(series: Path, run: Run, monkeypatch: pytest
     assert path.name in reasons(series)
     monkeypatch.setattr(time, "time", lambda: NOW + 4 * DAY)
     assert path.name not in reasons(series)
-    told = f"ckpttool: warning: {path}: its pin ended on {until}, and protects no more\n"
+    told = f"ckpttool: warning: {path}: its pin expired on {until}\n"
     assert run("pin", "--list", series) == (0, f"{path}\n", told)
 
 

@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said_with_its_place(at: Path) -> None:
             '[names]\n"a.*" = "b"\n',
             "[names.\"a.*\"]: 'b' has 0 stars (1, as 'a.*' has)",
         ),
-        ("[tensor]\n", "[tensor]: it is no list of tables (write [[tensor]])"),
+        ("[tensor]\n", "[tensor]: not a list of tables (write [[tensor]])"),
         ("[[tensor]]\n", "[tensor 1]: from is missing (a name, or a list of names)"),
         (
             ONE + ONE + "form = 1\n",
