@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckpttool.cli.options import in_output, json_option
+from ckpttool.cli.options import json_option, output_option
 from ckpttool.cli.output import print_json, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import UsageError
@@ -20,11 +20,11 @@ class CardCommand:
     """The options of ``card``."""
 
     path: str = argument("PATH", "The checkpoint.")
-    output: str | None = in_output(
+    output: str | None = output_option(
         *("--output", "-o"), metavar="FILE", help="Write to this file: .md or .json.", is_output=True
     )
-    force: bool = in_output("--force", "-f", help="Replace an existing FILE.", default=False)
-    verify: bool = in_output("--verify", help="Also verify PATH, and list the checks.", default=False)
+    force: bool = output_option("--force", "-f", help="Replace an existing FILE.", default=False)
+    verify: bool = output_option("--verify", help="Also verify PATH, and list the checks.", default=False)
     note: str | None = option(
         "--note", metavar="TEXT", help="Set the note on PATH; an empty TEXT removes it.", panel=REMARK_PANEL
     )
@@ -86,7 +86,7 @@ def card(command: CardCommand) -> int:
     if output is None:
         print(text, end="")
     else:
-        from ckpttool.cli.reports import write_report
+        from ckpttool.cli.report_files import write_report
 
         write_report("--output", output, text.encode())
     return 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckpttool.cli.options import in_output, json_option, quiet_option
+from ckpttool.cli.options import json_option, output_option, quiet_option
 from ckpttool.cli.output import print_json, say_warning
 from ckpttool.core.errors import CheckpointError, NotFound, UsageError, from_os_error
 from ckpttool.core.options import EXECUTION_PANEL, Option, argument, option
@@ -52,7 +52,7 @@ class ConfigCommand:
     untrust: bool = option(
         "--untrust", help="Stop trusting the configuration.", panel=EXECUTION_PANEL, default=False
     )
-    schema: bool = in_output(
+    schema: bool = output_option(
         "--schema", help="Print the JSON schema of ckpttool.toml, for editors.", default=False
     )
     json: bool = json_option()
@@ -61,7 +61,7 @@ class ConfigCommand:
 def config(command: ConfigCommand) -> int:
     """Show the configuration in force: each key, its value, and whether the file sets it.
 
-    A configuration that you haven't trusted only affects files below it, unless --config names it.
+    An untrusted configuration only affects files below it, unless a command names it with --config.
     """
     from ckpttool.cli.config import read_document, withdraw_trust
 

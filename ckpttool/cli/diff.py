@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ckpttool.cli.options import in_output, json_option, quiet_option
+from ckpttool.cli.options import json_option, output_option, quiet_option
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, width
 from ckpttool.cli.paths import say_journals, single_checkpoint
 from ckpttool.cli.progress import progress
-from ckpttool.cli.reports import check_plot, write_report
+from ckpttool.cli.report_files import check_plot, write_report
 from ckpttool.core.options import argument
 from ckpttool.core.text import printable
 from ckpttool.ops.difference import DiffOptions
@@ -38,12 +38,12 @@ class DiffCommand(DiffOptions):
     """The options of ``diff``."""
 
     paths: Sequence[str] = argument("A B [C...]", "Two checkpoints, or more; or one directory with a series.")
-    all: bool = in_output("--all", help="Show all rows, not just the first 40.", default=False)
-    stat: bool = in_output("--stat", help="Count changes by module; list no tensors.", default=False)
-    name_only: bool = in_output(
+    all: bool = output_option("--all", help="Show all rows, not just the first 40.", default=False)
+    stat: bool = output_option("--stat", help="Count changes by module; list no tensors.", default=False)
+    name_only: bool = output_option(
         "--name-only", help="Print only names: M changed, R renamed, D removed, A added.", default=False
     )
-    plot: str | None = in_output(
+    plot: str | None = output_option(
         "--plot",
         metavar="FILE",
         help="Plot how far each layer moved: .svg, .png or .html.",

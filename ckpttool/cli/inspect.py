@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.options import in_output, json_option, quiet_option
+from ckpttool.cli.options import json_option, output_option, quiet_option
 from ckpttool.cli.output import has_colour, print_json, say, width
 from ckpttool.cli.progress import progress
 from ckpttool.core.name_patterns import PIN_LISTS
@@ -27,12 +27,14 @@ class InspectCommand:
     """The options of ``inspect``."""
 
     paths: Sequence[str] = argument("PATH...", "Files, directories or indexes.")
-    all: bool = in_output("--all", help="Show all tensors, not just the first 40.", default=False)
-    filter: str | None = in_output("--filter", metavar="GLOB", help="Show only tensors with matching names.")
-    stats: bool = in_output(
+    all: bool = output_option("--all", help="Show all tensors, not just the first 40.", default=False)
+    filter: str | None = output_option(
+        "--filter", metavar="GLOB", help="Show only tensors with matching names."
+    )
+    stats: bool = output_option(
         "--stats", help="Read the values; show min, max, mean, std, zeros, NaN, Inf.", default=False
     )
-    field: str | None = in_output(
+    field: str | None = output_option(
         "--field", metavar="KEY", help="Print one value, such as training.epoch.", complete="field"
     )
     json: bool = json_option()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.cli.options import (
     config_option,
     executor_option,
-    in_output,
     json_option,
     null_option,
+    output_option,
     quiet_option,
 )
 from ckpttool.cli.output import (
@@ -67,7 +67,7 @@ _SCOPE = ("recursive", "metrics", "group_by", "series", "exclude", "max_depth")
 
 
 def best_option() -> Any:
-    return in_output(
+    return output_option(
         *("--best", "--metric"),
         metavar="METRIC",
         complete="metric",
@@ -107,37 +107,37 @@ class ListCommand:
     directories: Sequence[str] = argument(
         "[DIR...]", "Directories of checkpoints. [default: paths in ckpttool.toml, or .]", default=()
     )
-    sort: str | None = in_output(
+    sort: str | None = output_option(
         "--sort",
         metavar="KEY",
         complete="sort key",
         help="Sort by epoch, step, age, size, name or a metric, the smallest first.",
     )
-    reverse: bool = in_output("--reverse", help="Reverse the order.", default=False)
+    reverse: bool = output_option("--reverse", help="Reverse the order.", default=False)
     metric: str | None = best_option()
     mode: Mode | None = mode_option(OUTPUT_PANEL)
-    flat: bool | None = in_output(
+    flat: bool | None = output_option(
         "--flat",
         negation="--grouped",
         help="Show one table, or one for each series. [default: grouped on a terminal, flat elsewhere]",
     )
-    long: bool = in_output(
+    long: bool = output_option(
         *("--long", "-l", "--verbose", "-v"), help="Show all details in full.", default=False
     )
-    plot: str | None = in_output(
+    plot: str | None = output_option(
         "--plot", metavar="FILE", help="Plot a metric of all runs in one panel: .svg or .png.", is_output=True
     )
-    cadence: bool = in_output(
+    cadence: bool = output_option(
         "--cadence",
         help="Show how often each series is saved, and its cost in time and space.",
         default=False,
     )
-    mtbf: str | None = in_output(
+    mtbf: str | None = output_option(
         "--mtbf",
         metavar="TIME",
         help="With --cadence: show the best interval for one failure every TIME (24h).",
     )
-    save_time: str | None = in_output(
+    save_time: str | None = output_option(
         "--save-time",
         metavar="TIME",
         help="With --cadence: set the duration of a save (12s). [default: from the files, if possible]",
@@ -171,7 +171,7 @@ def list_(command: ListCommand) -> int:
     retention = retention_for_list(command.directories, given, metric, mode, command.config)
     paths = retention.directories
     if plot is not None:
-        from ckpttool.cli.reports import check_plot
+        from ckpttool.cli.report_files import check_plot
 
         if plot.lower().endswith(".html"):
             raise UsageError(f"--plot {plot}: use ckpttool report -o {plot} to write a page")
@@ -202,7 +202,7 @@ def list_(command: ListCommand) -> int:
         warn(listing, everything=command.long or not sys.stderr.isatty(), verbose=command.long)
     if plot is not None and listing.checkpoints:
         from ckpttool.cli.render.plot_results import series_picture
-        from ckpttool.cli.reports import write_report
+        from ckpttool.cli.report_files import write_report
         from ckpttool.integrations.matplotlib import kind_of
 
         title = paths[0] if len(paths) == 1 else os.curdir

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckpttool.cli.options import in_output, json_option, quiet_option
+from ckpttool.cli.options import json_option, output_option, quiet_option
 from ckpttool.cli.output import has_colour, print_json, say_error, say_warning
 from ckpttool.cli.progress import progress
 from ckpttool.core.errors import UsageError
@@ -19,7 +19,7 @@ class LogCommand:
     """The options of ``log``."""
 
     paths: Sequence[str] = argument("PATH...", "Checkpoints, or directories of checkpoints.")
-    to: str | None = in_output(
+    to: str | None = output_option(
         "--to",
         metavar="TRACKER",
         help="Record in this tracker: mlflow:EXPERIMENT[/RUN], wandb:DIR or tensorboard:DIR.",

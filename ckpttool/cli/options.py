@@ -17,8 +17,8 @@ from ckpttool.core.options import (
 )
 from ckpttool.core.text import seconds
 
-in_output = partial(option, panel=OUTPUT_PANEL)
-_in_execution = partial(option, panel=EXECUTION_PANEL)
+output_option = partial(option, panel=OUTPUT_PANEL)
+_execution_option = partial(option, panel=EXECUTION_PANEL)
 
 
 def directory_or_paths() -> Any:
@@ -32,19 +32,19 @@ def directory_argument() -> Any:
 
 
 def json_option(help: str = "Print a JSON document.") -> Any:
-    return in_output("--json", help=help, default=False)
+    return output_option("--json", help=help, default=False)
 
 
 def quiet_option(help: str = "Print only errors; see the exit status.") -> Any:
-    return in_output("--quiet", "-q", help=help, default=False)
+    return output_option("--quiet", "-q", help=help, default=False)
 
 
 def verbose_option(help: str = "Print more details.") -> Any:
-    return in_output("--verbose", "-v", help=help, default=False)
+    return output_option("--verbose", "-v", help=help, default=False)
 
 
 def null_option() -> Any:
-    return in_output("--null", "-0", help="End each path with NUL, for xargs -0.", default=False)
+    return output_option("--null", "-0", help="End each path with NUL, for xargs -0.", default=False)
 
 
 def config_option(help: str, panel: str) -> Any:
@@ -52,7 +52,9 @@ def config_option(help: str, panel: str) -> Any:
 
 
 def yes_option() -> Any:
-    return _in_execution("--yes", "-y", help="Don't ask for confirmation.", reach=Reach.YES, default=False)
+    return _execution_option(
+        "--yes", "-y", help="Don't ask for confirmation.", reach=Reach.YES, default=False
+    )
 
 
 def strict_option() -> Any:
@@ -62,11 +64,11 @@ def strict_option() -> Any:
 
 def trash_option() -> Any:
     help = "Move checkpoints to the trash, from which undo restores them."
-    return _in_execution("--trash", help=help, reach=Reach.HARMLESS, default=False)
+    return _execution_option("--trash", help=help, reach=Reach.HARMLESS, default=False)
 
 
 def interval_option(help: str, default: str | None = None) -> Any:
-    return _in_execution(
+    return _execution_option(
         "--interval",
         metavar="TIME",
         help=help,
@@ -84,7 +86,7 @@ def _checked_interval(text: str) -> str:
 
 
 def executor_option() -> Any:
-    return _in_execution(
+    return _execution_option(
         "--executor",
         metavar="dask://HOST:PORT",
         help="Spread the checkpoints over a Dask cluster.",
@@ -99,8 +101,8 @@ def _checked_address(text: str) -> str:
 
 
 def dry_run_option(help: str) -> Any:
-    return _in_execution("--dry-run", "-n", help=help, default=False)
+    return _execution_option("--dry-run", "-n", help=help, default=False)
 
 
 def check_option(help: str) -> Any:
-    return _in_execution("--check", help=help, default=False)
+    return _execution_option("--check", help=help, default=False)

@@ -121,7 +121,7 @@ def merge_lists(
         problems.update(dict.fromkeys(met))
         for row in own:
             if (other := rows.setdefault(row.pop("position"), row)) is not row:
-                raise UsageError(f"{one.path}: {row['path']} has the same position as {other['path']}")
+                raise UsageError(f"{one.path}: {row['path']} and {other['path']} have the same position")
     found, _ = documents[0].run
     if sorted(rows) != [*range(found)] or sum(one["count"] for one in series) != found:
         raise UsageError(f"the parts list {len(rows):,} of {found:,} checkpoints")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckpttool.cli.options import in_output, json_option, null_option, quiet_option
+from ckpttool.cli.options import json_option, null_option, output_option, quiet_option
 from ckpttool.cli.output import COULD_NOT, print_json, say_error, say_warning
 from ckpttool.cli.paths import print_paths
 from ckpttool.core.errors import UsageError
@@ -29,11 +29,13 @@ class PinCommand:
     """The options of ``pin``."""
 
     paths: Sequence[str] = _paths_argument()
-    list: bool = in_output(
+    list: bool = output_option(
         "--list", "-l", help="List the pinned checkpoints below PATH instead.", default=False
     )
-    message: str | None = in_output("--message", "-m", metavar="TEXT", help='Note the reason: "figure 2".')
-    until: str | None = in_output(
+    message: str | None = output_option(
+        "--message", "-m", metavar="TEXT", help='Note the reason: "figure 2".'
+    )
+    until: str | None = output_option(
         "--until", metavar="DATE", help="Let the pin expire after this day: 2027-01-01, or 90d from now."
     )
     json: bool = json_option()

@@ -14,8 +14,8 @@ from ckpttool.cli.options import (
     config_option,
     directory_or_paths,
     dry_run_option,
-    in_output,
     json_option,
+    output_option,
     quiet_option,
     trash_option,
     verbose_option,
@@ -76,7 +76,7 @@ class PruneCommand:
         default=False,
     )
     jobs: int | None = jobs_option()
-    explain: str | None = in_output(
+    explain: str | None = output_option(
         "--explain", metavar="PATH", help="Explain why PATH is kept or removed; remove nothing."
     )
     json: bool = json_option()

@@ -22,7 +22,7 @@ from ckpttool.cli.list import (
     verify_option,
     warn,
 )
-from ckpttool.cli.options import directory_or_paths, in_output, quiet_option
+from ckpttool.cli.options import directory_or_paths, output_option, quiet_option
 from ckpttool.cli.output import say
 from ckpttool.cli.paths import directory_name, say_inferred_mode
 from ckpttool.core.options import OUTPUT_PANEL, Depth, Mode, group, jobs_option, mode_option
@@ -38,7 +38,7 @@ class ReportCommand:
     """The options of ``report``."""
 
     directory: str | None = directory_or_paths()
-    output: str = in_output(
+    output: str = output_option(
         *("--output", "-o"),
         metavar="FILE",
         help="Write the page to this file.",
@@ -65,7 +65,7 @@ def report(command: ReportCommand) -> int:
     """
     import time
 
-    from ckpttool.cli.reports import check_targets, write_report
+    from ckpttool.cli.report_files import check_targets, write_report
 
     metric, mode, output, quiet = command.metric, command.mode, command.output, command.quiet
     given = {**command.scope, **command.rules, **({} if command.jobs is None else {"jobs": command.jobs})}

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, say_warning, width
-from ckpttool.cli.reports import Reports, check_targets, files_read, write_reports
+from ckpttool.cli.report_files import Reports, check_targets, files_read, write_reports
 from ckpttool.cli.verify_options import VerifyCommand, flag_of, implies_prediction
 from ckpttool.ops.workload import Workload
 from ckpttool.storage import fs

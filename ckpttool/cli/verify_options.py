@@ -15,7 +15,7 @@ from ckpttool.cli.options import (
     strict_option,
     verbose_option,
 )
-from ckpttool.cli.reports import Reports
+from ckpttool.cli.report_files import Reports
 from ckpttool.core.options import (
     CHECK_PANEL,
     PREDICTION_PANEL,

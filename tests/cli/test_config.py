@@ -193,7 +193,7 @@ def test_a_wrong_table_is_one_clear_error(golden: Golden) -> None:
 
 def test_a_wrong_project_is_one_clear_error() -> None:
     write(Path("pyproject.toml"), "[tool]\nckpttool = 3\n")
-    with pytest.raises(UsageError, match=r"^pyproject.toml\[tool.ckpttool\]: 3 \(a table\)$"):
+    with pytest.raises(UsageError, match=r"^pyproject.toml\[tool.ckpttool\]: expected a table, not 3$"):
         read_config(read_document("pyproject.toml"))
     write(Path("pyproject.toml"), "[project]\n")
     with pytest.raises(UsageError, match=r"^pyproject.toml: no table \[tool.ckpttool\]$"):

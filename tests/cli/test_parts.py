@@ -143,13 +143,13 @@ def test_lists_that_do_not_make_a_whole(run: Run, runs: Path, lists: Documents, 
     paths = lists(runs)
     row = json.loads(paths[0].read_text())["checkpoints"][0]
     changed(paths[1], lambda document: document["checkpoints"].append(row))
-    refused(run, paths, f"list-2.json: {row['path']} has the same position as {row['path']}")
+    refused(run, paths, f"list-2.json: {row['path']} and {row['path']} have the same position")
     paths = lists(runs)
     changed(paths[2], lambda document: document["checkpoints"][0].pop("fault"))
     refused(run, paths, "list-3.json: an entry is malformed")
     paths = lists(runs)
     changed(paths[2], lambda document: document["series"].pop())
-    refused(run, paths, "list-3.json: it lists other series than report/list-1.json")
+    refused(run, paths, "list-3.json: its series differ from those of report/list-1.json")
 
 
 def test_lists_are_merged_to_a_document(run: Run, runs: Path, lists: Documents) -> None:
@@ -256,4 +256,4 @@ def test_a_checkpoint_in_two_parts(run: Run, runs: Path, documents: Documents) -
 @pytest.mark.parametrize("more", [("--quick",), ("--part", "1/2"), ("--jobs", "2"), ("--exclude", "x")])
 def test_merging_takes_documents_alone(run: Run, more: tuple[str, ...]) -> None:
     status, _, err = run("verify", "--merge", "a.json", *more)
-    assert (status, "--merge takes the JSON documents of --part" in err) == (2, True)
+    assert (status, "--merge takes JSON documents of --part" in err) == (2, True)

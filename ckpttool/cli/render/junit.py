@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ckpttool.cli.render.verdicts import (
     SEVERITIES,
@@ -33,23 +33,6 @@ _COUNTS = ("tests", "failures", "errors")
 _NO_TIMES: Mapping[str, float] = MappingProxyType({})
 
 
-class _Case(NamedTuple):
-    """A test case.
-
-    Attributes:
-        outcome: Name of the element with the reason: failure, error or skipped; None if the case passed.
-        message: The reason in one line.
-        text: Findings in the element of the outcome.
-        aside: Findings in ``system-out``, which viewers show for passed cases, too.
-    """
-
-    name: str
-    outcome: str | None
-    message: str
-    text: str
-    aside: str
-
-
 def junit(
     verifications: Sequence[Verification],
     failures: Sequence[CheckpointError] = (),
@@ -71,7 +54,7 @@ def junit(
     suites = [_suite(one.path, _cases(one), seconds.get(one.path, 0.0)) for one in verifications]
     for failure in failures:
         text = f"error {failure.code}: {printable_cut(str(failure))}"
-        case = _Case("open", "error", printable_cut(failure.reason), text, "")
+        case = _case(failure.path, "open", "error", printable_cut(failure.reason), text)
         suites.append(_suite(failure.path, [case], 0.0))
     counts = {name: str(sum(int(suite.get(name, 0)) for suite in suites)) for name in _COUNTS}
     total = sum(seconds.get(one.path, 0.0) for one in verifications)
@@ -81,60 +64,66 @@ def junit(
     return f'<?xml version="1.0" encoding="utf-8"?>\n{tostring(root, encoding="unicode")}\n'
 
 
-def _suite(path: str, cases: Sequence[_Case], seconds: float) -> Element:
-    from xml.etree.ElementTree import Element, SubElement
+def _suite(path: str, cases: Sequence[Element], seconds: float) -> Element:
+    from xml.etree.ElementTree import Element
 
-    outcomes = [case.outcome for case in cases]
-    suite = Element(
-        "testsuite",
-        {
-            "name": printable_cut(path),
-            "tests": str(len(cases)),
-            "failures": str(outcomes.count("failure")),
-            "errors": str(outcomes.count("error")),
-            "skipped": str(outcomes.count("skipped")),
-            "time": f"{seconds:.3f}",
-        },
-    )
-    for case in cases:
-        attributes = {"classname": printable_cut(path), "name": case.name, "time": "0.000"}
-        element = SubElement(suite, "testcase", attributes)
-        if case.outcome is not None:
-            SubElement(element, case.outcome, {"message": case.message}).text = case.text or None
-        if case.aside:
-            SubElement(element, "system-out").text = case.aside
+    counts = {
+        total: str(sum(case.find(outcome) is not None for case in cases))
+        for total, outcome in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+    }
+    times = {"time": f"{seconds:.3f}"}
+    suite = Element("testsuite", {"name": printable_cut(path), "tests": str(len(cases)), **counts, **times})
+    suite.extend(cases)
     return suite
 
 
-def _cases(verification: Verification) -> list[_Case]:
+def _case(path: str, name: str, outcome: str | None, message: str, text: str, aside: str = "") -> Element:
+    """Return the element of a test case.
+
+    Args:
+        path: Path of the checkpoint.
+        outcome: Name of the element with the reason: failure, error or skipped; None if the case passed.
+        message: The reason in one line.
+        text: Findings in the element of the outcome.
+        aside: Findings in ``system-out``, which viewers show for passed cases, too.
+    """
+    from xml.etree.ElementTree import Element, SubElement
+
+    case = Element("testcase", {"classname": printable_cut(path), "name": name, "time": "0.000"})
+    if outcome is not None:
+        SubElement(case, outcome, {"message": message}).text = text or None
+    if aside:
+        SubElement(case, "system-out").text = aside
+    return case
+
+
+def _cases(verification: Verification) -> list[Element]:
     """Return a case for each check, and one for findings without a check."""
     # JUnit distinguishes failures, of the thing under test, from errors, of the test: a check that was
     # requested and couldn't be run is an error, one that wasn't requested is skipped.
-    cases = []
+    cases, path = [], verification.path
     for check in verification.checks:
         findings = findings_of(check, verification.findings)
         if is_undone(check, verification.findings):
             message = f"not run: {printable_cut(check.detail)}"
-            cases.append(_Case(check.name, "error", message, _lines(findings), ""))
+            cases.append(_case(path, check.name, "error", message, _lines(findings)))
         else:
-            cases.append(_case(check, findings))
+            cases.append(_case_of(path, check, findings))
     if others := findings_without_check(verification):
         is_failed = any(one.severity is Severity.ERROR and is_open(one) for one in others)
         status = Status.FAILED if is_failed else Status.PASSED
-        cases.append(_case(Check("other", status, "findings without a check"), others))
+        cases.append(_case_of(path, Check("other", status, "findings without a check"), others))
     return cases
 
 
-def _case(check: Check, findings: Sequence[Finding]) -> _Case:
-    detail = printable_cut(check.detail)
+def _case_of(path: str, check: Check, findings: Sequence[Finding]) -> Element:
+    detail, lines = printable_cut(check.detail), _lines(findings)
     if check.status is Status.FAILED:
-        return _Case(check.name, "failure", _first_sentence(findings) or detail, _lines(findings), "")
-    outcome = "skipped" if check.status is Status.SKIPPED else None
+        return _case(path, check.name, "failure", _first_sentence(findings) or detail, lines)
     if check.status is Status.PARTIAL:  # the schema has no such outcome: the case passes, with a text
-        return _Case(
-            check.name, None, "", "", "\n".join(filter(None, (f"partial: {detail}", _lines(findings))))
-        )
-    return _Case(check.name, outcome, detail, "", _lines(findings))
+        aside = "\n".join(filter(None, (f"partial: {detail}", lines)))
+        return _case(path, check.name, None, "", "", aside)
+    return _case(path, check.name, "skipped" if check.status is Status.SKIPPED else None, detail, "", lines)
 
 
 def _first_sentence(findings: Sequence[Finding]) -> str:
