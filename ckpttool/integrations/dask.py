@@ -48,6 +48,7 @@ def executor_at(address: str) -> Iterator[Executor]:
         raise MissingPackage(address, found, expected=install_command("dask")) from error
     # The client logs each result that has to be computed again. A lost worker is reported as an error anyway.
     logging.getLogger("distributed.client").setLevel(logging.ERROR)
+    # Not the default client, which is one for the whole process and may be the user's own.
     try:
         client = distributed.Client(
             f"tcp://{address.removeprefix(SCHEME)}", timeout=_ANSWERS_WITHIN, set_as_default=False

@@ -105,7 +105,7 @@ def picture(kind: str, title: str, drawings: Sequence[Drawing], table: Sequence[
 
 def _page(title: str, svg: bytes, table: Sequence[Sequence[str]]) -> bytes:
     heading = escape(printable(title))
-    inline = svg[svg.index(b"<svg") :].decode()
+    inline = svg[svg.index(b"<svg") :].decode()  # HTML allows no XML declaration inside
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="{MARK}">',

@@ -309,7 +309,7 @@ def _records(file: BinaryIO, path: str, warnings: list[str]) -> Iterator[tuple[i
         warnings.append(f"{path}: {_INCOMPLETE}")
         return
     if magic != _MAGIC:
-        raise DamagedCheckpoint(path, "not the header of a .wandb file", where="byte 0")
+        raise DamagedCheckpoint(path, "invalid .wandb header", where="byte 0")
     parts: list[bytes] = []
     for kind, data, offset in _pieces(file, path, warnings):
         if kind in (_FULL, _FIRST):

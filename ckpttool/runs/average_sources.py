@@ -63,12 +63,10 @@ def best_checkpoints(
 
 
 def _only_series(directory: str | os.PathLike[str], scope: Scope) -> Group:
-    """Return the only series of a directory with several checkpoints.
-
-    With globs of ``--series``, only these series count; else series of averages don't, unless all are such.
-    """
+    """Return the only series of a directory with several checkpoints."""
+    # With globs of ``--series``, only these series count; else series of averages don't, unless all are such.
+    # Only weights are averaged, so slimmed checkpoints belong to the series of those with an optimizer.
     survey = survey_directory(directory, scope, enters_root=True)
-    # Weights alone count: one that was slimmed is as good as one with its optimizer.
     joined = group(survey.entries, scope.group_by, survey.root, joins_slim=True)
     several = [series for series in joined if len(_sound(series)) > 1]
     if scope.series:

@@ -282,6 +282,8 @@ class PlannedCopy:
     @property
     def note(self) -> str | None:
         """Return the path of the note on its incomplete copy; None for a single file, which is atomic."""
+        # The note on a directory is in it, so that the copy can't be opened under any path. Files of a set
+        # are next to other checkpoints, and their names are in a note beside them.
         if fs.isdir(self.unit.path) and not fs.islink(self.unit.path):
             return os.path.join(self.target, COPYING)
         return os.path.join(os.path.dirname(self.target), COPYING) if len(self.members) > 1 else None
@@ -378,7 +380,7 @@ def _units_at(
 
 
 def _not_kept(directory: str, request: CopyRequest) -> frozenset[str]:
-    """Return the paths of checkpoints that the policy would remove right after copying; they aren't sent."""
+    """Return the paths of checkpoints that aren't sent, as the policy would remove them right afterwards."""
     from ckpttool.runs.pruning.planning import make_plan
 
     planned = make_plan(_prune_request(directory, request, depth="quick"))
@@ -517,6 +519,8 @@ class _Copying:
         if others or (differing and not self._request.force):
             why = f"it also contains {_named(others)}" if others else _named_differences(planned, differing)
             return _outcome(planned, CopyStatus.DIFFERS, why)
+        # A copy may be unfinished although all files are equal: it was interrupted before it was verified, or
+        # before its note was removed. Then only these last steps are done.
         files = [*missing, *differing]
         if not files and not self._is_unfinished():
             return _outcome(planned, CopyStatus.PRESENT)
@@ -636,7 +640,7 @@ class _Copying:
         return any(file.rank[:2]) or file.target == self._planned.target
 
     def _remove_markers(self) -> None:
-        """Remove the commit markers of the old checkpoint: while files are mixed, there must be none."""
+        """Remove the commit markers of the old checkpoint."""
         for file, status in self._there.items():
             if status is not None and is_commit_marker(os.path.basename(file.path)):
                 remove_file(file.target, status)

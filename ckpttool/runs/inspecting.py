@@ -47,6 +47,7 @@ def newest_in(path: str) -> ChosenCheckpoint:
     for recursive in (False, True):
         survey = survey_directory(path, Scope(recursive=recursive))
         if survey.entries:
+            # A damaged or unfinished one is shown only if there is no other.
             newest = min(newest_first(survey.groups), key=lambda entry: not entry.is_sound)
             return ChosenCheckpoint(newest.path, len(survey.entries) - 1, survey.journals, recursive)
     with Probe(path) as probe:

@@ -26,7 +26,7 @@ from ckpttool.runs.writers import (
     POLL_SECONDS,
     SYSTEM,
     Tell,
-    Watch,
+    WriterWait,
 )
 from ckpttool.storage import fs
 from ckpttool.transaction.paths import shown
@@ -107,7 +107,7 @@ def find_latest(
     # is waited for; a candidate that changed while it was read is refused from now on; checkpoints vanished
     # during the survey, which is repeated; or there is an answer.
     clock = SYSTEM
-    watch = Watch(query.wait, tell or (lambda text: None), clock)
+    watch = WriterWait(query.wait, tell or (lambda text: None), clock)
     reader = FullReader(query.jobs, progress or no_progress) if query.depth == "full" else None
     refused: frozenset[str] = frozenset()
     looks = 0

@@ -358,7 +358,8 @@ def _is_number(text: str) -> bool:
 
 
 def _text_lines(file: BinaryIO, log: Log) -> Iterator[str]:
-    """Yield lines as text, without a last line that has no newline: a number in it may be cut."""
+    """Yield lines as text, without a last line that has no newline."""
+    # While a log is written, its last line may be cut anywhere: ``0.12`` may become ``0.1234``.
     for line, data, is_whole in numbered_lines(file, log.path):
         if not is_whole:
             log.warnings.append(f"{log.path}: {_INCOMPLETE_LINE}")

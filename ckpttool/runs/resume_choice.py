@@ -46,8 +46,8 @@ from ckpttool.runs.scope import Scope
 from ckpttool.runs.series import is_flat, newest_first, tiers
 from ckpttool.runs.survey import Survey, nothing_in, survey_directory
 from ckpttool.runs.writers import (
-    GONE_SECONDS,
-    MOMENTS,
+    DEAD_WRITER_SECONDS,
+    SETTLE_SECONDS,
     UnfinishedSave,
     temporary_saves,
     written_inside,
@@ -374,14 +374,14 @@ class LatestSearch:
                 paths.add(entry.path)
                 yield from (_unsettled_entry(part, why) for part in parts_of(entry))
         for part in () if chosen is None else parts_of(chosen):
-            if self._age(part.modified_ns) < GONE_SECONDS or part.path in self.writing:
+            if self._age(part.modified_ns) < DEAD_WRITER_SECONDS or part.path in self.writing:
                 yield _unsettled_entry(part, "it changed a moment ago", is_whole=True)
         for step, save in temporary_saves(surveyed, self.query.exclude):
             if save.path not in paths and self._is_before(step):
                 yield save
 
     def _is_recent(self, save: UnfinishedSave) -> bool:
-        return self._age(save.modified_ns) < (2 * MOMENTS if save.is_whole else GONE_SECONDS)
+        return self._age(save.modified_ns) < (2 * SETTLE_SECONDS if save.is_whole else DEAD_WRITER_SECONDS)
 
     def _age(self, modified_ns: int) -> float:
         return self.now - modified_ns / 1e9

@@ -215,7 +215,7 @@ class _UndoProgress:
             self.warnings += [f"{problem.path}: {problem.message}" for problem in foreign]
         else:
             self.problems += foreign
-        return sorted(commands, reverse=True)
+        return sorted(commands, reverse=True)  # an identity begins with the time of its command
 
     def undo_records(
         self, records: Sequence[CommandRecord], above: CommandRecord | None, *, is_tree: bool
@@ -291,7 +291,9 @@ def directories_with_trash(root: str, *, levels: int | None = None) -> Iterator[
 
 
 def _raise_store_error(error: OSError) -> None:
-    """Raise errors of a store; an unreadable directory on a disk has no trash of ckpttool."""
+    """Raise errors of a store, and ignore those of a disk."""
+    # A directory on a disk that this user can't read has no trash of this user. A store's errors concern a
+    # request, and say nothing about what is there.
     path = os.fspath(error.filename or "")
     if not fs.place_of(path).errors_concern_files and not isinstance(error, FileNotFoundError):
         raise from_os_error(error, path)

@@ -35,7 +35,13 @@ from ckpttool.runs.pointers.search import temporary_for
 from ckpttool.runs.reasons import Code, code_of
 from ckpttool.runs.scope import Scope
 from ckpttool.runs.survey import Survey, survey_directory
-from ckpttool.runs.writers import GONE_SECONDS, MOMENTS_BETWEEN, SYSTEM, WaitClock, written_inside
+from ckpttool.runs.writers import (
+    DEAD_WRITER_SECONDS,
+    DIRECTORY_SETTLE_SECONDS,
+    SYSTEM,
+    WaitClock,
+    written_inside,
+)
 from ckpttool.storage import fs
 from ckpttool.storage.directories import write_atomically
 from ckpttool.storage.held import holding
@@ -297,8 +303,8 @@ class DirectoryWatch:
     def _work(self, previous: Statuses, *, is_last: bool) -> None:
         # A checkpoint is verified when no temporary file shows a writer, none of its files changed since the
         # previous look, and none of its parts is missing; an incomplete one is waited for until nothing has
-        # changed for GONE_SECONDS. Failures are retried after RETRY_SECONDS, as their causes may end without
-        # any change of a file.
+        # changed for DEAD_WRITER_SECONDS. Failures are retried after RETRY_SECONDS, as their causes may end
+        # without any change of a file.
         surveyed = self._survey()
         now = self._clock.time()
         unfinished = _being_written(surveyed, now)
@@ -308,7 +314,7 @@ class DirectoryWatch:
         for entry in surveyed.entries:
             if entry.path in unfinished or not _has_settled(entry, previous):
                 waiting[entry.path] = "it is still being written"
-            elif entry.is_incomplete and not is_last and now - entry.modified_ns / 1e9 < GONE_SECONDS:
+            elif entry.is_incomplete and not is_last and now - entry.modified_ns / 1e9 < DEAD_WRITER_SECONDS:
                 waiting[entry.path] = str(entry.fault)
             elif entry.fault is not None:
                 faulty[entry.path] = str(entry.fault)
@@ -527,7 +533,7 @@ def watch(
     """
     # The second look follows soon: files that are there at the start settle at once.
     with suppress(StopRequested):
-        for seconds in chain((min(interval, MOMENTS_BETWEEN),), repeat(interval)):
+        for seconds in chain((min(interval, DIRECTORY_SETTLE_SECONDS),), repeat(interval)):
             for one in watches:
                 one.look()
             if not wait(seconds):

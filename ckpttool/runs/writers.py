@@ -25,13 +25,13 @@ from ckpttool.transaction.paths import shown
 POLL_SECONDS = 0.25
 """Seconds between looks at files that are being written."""
 
-MOMENTS = 1.0
+SETTLE_SECONDS = 1.0
 """Seconds without a change after which a readable file counts as finished."""
 
-MOMENTS_BETWEEN = 2.0
+DIRECTORY_SETTLE_SECONDS = 2.0
 """Seconds without a change after which a directory counts as finished: writers pause between files."""
 
-GONE_SECONDS = 600
+DEAD_WRITER_SECONDS = 600
 """Seconds without a change after which a writer counts as dead, and isn't waited for."""
 
 State = tuple[Fingerprint, ...] | None
@@ -44,7 +44,7 @@ def written_inside(entry: Entry, now: float) -> Reason | None:
     for file in entry.contents.files:
         name = os.path.basename(file.path)
         is_inside = os.sep in file.path and temporary_for(name) is not None
-        if is_inside and now - file.mtime_ns / 1e9 < GONE_SECONDS:
+        if is_inside and now - file.mtime_ns / 1e9 < DEAD_WRITER_SECONDS:
             return Reason(Code.BEING_WRITTEN, f"being written: it contains {name}")
     return None
 
@@ -137,15 +137,15 @@ class UnfinishedSave:
     modified_ns: int = 0
 
     @property
-    def moments(self) -> float:
+    def settle_seconds(self) -> float:
         """Return the seconds without a change after which it counts as finished."""
-        return MOMENTS_BETWEEN if fs.isdir(self.path) else MOMENTS
+        return DIRECTORY_SETTLE_SECONDS if fs.isdir(self.path) else SETTLE_SECONDS
 
 
 Tell = Callable[[str], None]
 
 
-class Watch:
+class WriterWait:
     """Waits for writers, and records the changes that it sees.
 
     Args:
@@ -207,7 +207,7 @@ class Watch:
         is_first, self._has_checked_growth = not self._has_checked_growth, True
         if quiet and is_first and self.remaining > 0:
             before = {save.path: save.seen for save in quiet}
-            self.clock.sleep(min(MOMENTS, self.remaining))
+            self.clock.sleep(min(SETTLE_SECONDS, self.remaining))
             self.writing.update(save.path for save in quiet if _state(save) != before[save.path])
         return [
             replace(save, why=f"{save.why}, and is changing") for save in quiet if save.path in self.writing
@@ -241,7 +241,7 @@ class Watch:
             self._changed.add(save.path)
             since = self.clock.monotonic()
         self._since[save.path] = state, since
-        return now - since >= save.moments
+        return now - since >= save.settle_seconds
 
 
 def _state(save: UnfinishedSave) -> State:
@@ -252,7 +252,7 @@ def _state(save: UnfinishedSave) -> State:
 
 
 def _names_around(unsettled: Iterable[UnfinishedSave]) -> frozenset[str]:
-    """Return the paths in the directories of saves: any change there may be the end of a save."""
+    """Return the paths in the directories of saves."""
     paths: set[str] = set()
     for directory in {save.directory for save in unsettled}:
         try:

@@ -135,15 +135,13 @@ class FormatContract:
             self._check_json(place)
 
     def _check_opening(self, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Check that exactly one format recognises it, and that opening reads no value.
-
-        Detection may read the first and last bytes of any file.
-        """
+        """Check that exactly one format recognises it, and that opening reads no value."""
         probe = Probe(place)
         found = detect(probe)
         assert found is not None, "no format recognises it"
         with recorded_reads(monkeypatch) as reads, found.open(probe) as checkpoint:
-            # The parts of a set are detected while it is opened, some by their last bytes.
+            # Detection may read the first and last bytes of any file. The parts of a set are detected while
+            # it is opened.
             sizes = {file: len(self.content(file)) for file in {read.file for read in reads}}
             at_open = [read for read in reads if read.offset < sizes[read.file] - FOOTER_BYTES]
             for extent in filter(None, (tensor.storage or tensor.extent for tensor in checkpoint.tensors)):

@@ -289,7 +289,7 @@ def pinned_names(text: str) -> list[str]:
 
 
 def _misplaced_key(tables: Mapping[str, object]) -> str | None:
-    """Return a key that was meant to pin: misspelt, or below a table."""
+    """Return a misspelt or misplaced key that was meant to pin."""
     # A list without the key pins nothing, so a typing mistake would let ``prune`` remove checkpoints that
     # their user believes to be pinned.
     for key in tables:
@@ -440,6 +440,8 @@ def _require_trusted_link(file: str) -> None:
 
 def list_for(directory: str) -> str:
     """Return the path of the list for pins of checkpoints in a directory."""
+    # A Fluid root and Accelerate's ``checkpoints`` allow no other entries, so their list is in the directory
+    # above; such a place has a suffix. An existing list under an older name is kept.
     home = state_dir_of(directory)
     place = home.path if home.suffix else directory
     return next(_lists_in(place, Snapshot()), os.path.join(place, PINS))

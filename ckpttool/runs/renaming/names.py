@@ -401,7 +401,9 @@ def _metric_doubts(
 
 
 def _name_after_next_rename(renaming: Renaming, template: Template) -> str:
-    """Return the name that the same template would give the renamed checkpoint; it should be the same."""
+    """Return the name that the same template would give the renamed checkpoint."""
+    # ``watch`` applies the template at each look, and must leave renamed checkpoints alone:
+    # ``{name}-e{epoch}`` would add ``-e3`` to the name each time.
     unit = renaming.entry.unit._replace(path=renaming.to)
     stem = unit_stem(replace(renaming.entry, unit=unit))
     values = {**renaming.values, "name": stem, "run": run_of(stem, renaming.entry.directory)}
@@ -434,6 +436,8 @@ def namesake_warnings(
     Such are ``epoch_3.json`` and ``epoch_3.pth.md5`` next to ``epoch_3.pth``; only old names with a number
     count.
     """
+    # ``epoch_3.json`` belongs to ``epoch_3.pth``, and ``epoch_30.json`` doesn't: the old name, with or
+    # without its suffix, must end where a word of the other name does.
     parts = {(entry.directory, name) for entry in entries for name in (entry.name, *entry.unit.members)}
     old_names: dict[str, set[str]] = defaultdict(set)
     for renaming in renamings:

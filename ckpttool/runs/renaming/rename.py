@@ -298,10 +298,9 @@ def _staged(renamings: Sequence[Renaming]) -> set[int]:
 
 
 def _merged_rewrites(rewrites: Sequence[Rewrite]) -> list[Rewrite]:
-    """Merge rewrites of the same file: a new index may replace the old one of another checkpoint.
-
-    New texts are written first, and old ones removed last, so that an index always exists.
-    """
+    """Merge rewrites of the same file."""
+    # A new index may replace the old one of another checkpoint. New texts are written first, and old ones
+    # removed last, so that an index always exists.
     joined: dict[str, Rewrite] = {}
     for one in rewrites:
         other = joined.get(one.name)
