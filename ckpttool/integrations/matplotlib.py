@@ -348,7 +348,7 @@ class RunsPanel(Drawing):
             "best": ([one for one in run.points if one[2].is_best], "*", "#f5c211", "black", 12),
         }
         for name, (points, marker, face, edge, size) in marks.items():
-            # One legend for all runs: each kind of mark is labelled once, and "keep" only next to "remove".
+            # One legend for all runs: each kind of mark is labelled once, "keep" only if a policy decides.
             has_label = (name != "keep" or has_policy) and name not in known
             if points:
                 axes.plot(

@@ -289,7 +289,7 @@ class PlannedCopy:
         return os.path.join(os.path.dirname(self.target), COPYING) if len(self.members) > 1 else None
 
     @property
-    def noted(self) -> list[str]:
+    def noted_names(self) -> list[str]:
         """Return the names for the note: everything in its directory, or the files of a set."""
         return [EVERYTHING] if os.path.dirname(self.note or "") == self.target else self.members
 
@@ -601,7 +601,7 @@ class _Copying:
         # must still be the files that were verified. 5. Markers and indexes are sent. 6. The note is removed.
         note = self._planned.note
         if note is not None:
-            change_note(note, lambda noted: noted.update({self._name: self._planned.noted}))
+            change_note(note, lambda copies: copies.update({self._name: self._planned.noted_names}))
         if replaces and len(self._planned.files) > 1:
             self._remove_markers()
         ordered = sorted(files, key=lambda file: file.rank)
@@ -614,22 +614,22 @@ class _Copying:
         if note is not None and self._verifies_arrived:
             self._verify_arrived(files, advance)
         for one in self._notes():
-            change_note(one, lambda noted: noted.pop(self._name, None))
+            change_note(one, lambda copies: copies.pop(self._name, None))
 
     def _verify_arrived(self, files: Sequence[_File], advance: Advance) -> None:
         """Verify the copy while a note marks it as incomplete; remove it if it is damaged."""
         # A directory with a note in it can't be opened as a checkpoint. So for the verification the mark
         # moves to a note next to the copy, by which searches of the directory skip it.
         beside, *inside = self._notes()
-        change_note(beside, lambda noted: noted.update({self._name: self._planned.members}))
+        change_note(beside, lambda copies: copies.update({self._name: self._planned.members}))
         for one in inside:
-            change_note(one, lambda noted: noted.pop(self._name, None))
+            change_note(one, lambda copies: copies.pop(self._name, None))
         try:
             self._verify(self._planned.unit._replace(path=self._planned.target), "full", advance)
         except _Invalid:
             for file in files:
                 remove_file(file.target, target_status(file.target))
-            change_note(beside, lambda noted: noted.pop(self._name, None))
+            change_note(beside, lambda copies: copies.pop(self._name, None))
             raise
 
     def _verify_staged(self, path: str) -> None:
@@ -648,7 +648,7 @@ class _Copying:
 
     def _send_all(self, files: Sequence[_File], advance: Advance) -> None:
         # For small files the latency of a request counts, so several are sent at once. Large ones are sent in
-        # parts, several at once already, one file after the other.
+        # parts, one file after the other.
         takes_requests = not fs.place_of(self._planned.target).reads_are_free
         small = [file for file in files if takes_requests and self._seen[file].st_size <= _SMALL_FILE]
         send = partial(self._send_one, advance)

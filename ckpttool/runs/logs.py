@@ -110,8 +110,8 @@ class Log:
         """Add values at a step, at an epoch, or at both."""
         self.counts_both = self.counts_both or (step is not None and epoch is not None)
         # An epoch in a row with a step is only an attribute of the row: a log per step has many rows with the
-        # same epoch, of which the last counts. Rows without a step are a log per epoch. They are kept apart,
-        # as frameworks count the epochs of both differently.
+        # same epoch, of which the last counts. It serves only checkpoints without a step. Rows without a step
+        # are a log per epoch, and serve all.
         by_epoch = self.by_epoch if step is None else self.in_epoch
         for number, known, kept in ((step, self.steps, self.by_step), (epoch, self.epochs, by_epoch)):
             if number is None or not math.isfinite(number):

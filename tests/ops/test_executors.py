@@ -179,4 +179,4 @@ def test_an_address_that_is_none(run: Run, runs: Path, address: str) -> None:
 
 def test_a_prediction_is_made_here(run: Run, runs: Path, cluster: str) -> None:
     status, _, err = run("verify", runs, "--predict", "--executor", cluster)
-    assert (status, "neither --predict nor a configuration" in err) == (2, True)
+    assert (status, "can't be combined with --predict or a configuration" in err) == (2, True)

@@ -25,7 +25,7 @@ def metrics_in(directory: Path | str, *files: str) -> tuple[dict[str, dict[str, 
     """Return the metrics that checkpoints have with some logs, by their paths, and what is said of these."""
     listing = list_checkpoints(directory, metrics=files)
     rows = [row.document() for row in listing.checkpoints]
-    told = [one for one in listing.warnings if "the files' own times" not in one]
+    told = [one for one in listing.warnings if "file times decide" not in one]
     return {os.path.relpath(row["path"], directory): row["metrics"] for row in rows}, told
 
 

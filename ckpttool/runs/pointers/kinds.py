@@ -187,7 +187,7 @@ def _found_in_files(search: Search) -> PointerProtections:
     """Return the protections by files of programs, and of checkpoints that are being written."""
     found = PointerProtections()
     # An error of one pointer or directory leaves alone the series that it could mean, and the search goes on.
-    # An error that no inner handler takes, such as one of a symlink's path, leaves alone all series.
+    # An error that no inner handler takes leaves alone all series.
     with reporting(search.error_handler(found)):
         for directory in sorted({search.root, *search.series.by_directory}):
             unread = search.error_handler(found, partial(search.series.below, directory))
