@@ -18,7 +18,13 @@ from ckpttool.runs.pruning import prune as pruning
 from ckpttool.runs.pruning.planning import Explanation, PrunePlan, explain, make_plan
 from ckpttool.runs.pruning.prune import Pruned
 from ckpttool.runs.retention.directory_rules import lack_warnings
-from ckpttool.runs.retention.plan import GroupPlan, Protections, RetentionPlan, of_saves, plan_saves
+from ckpttool.runs.retention.plan import (
+    GroupPlan,
+    Protections,
+    RetentionPlan,
+    plan_saves,
+    protections_of_saves,
+)
 from ckpttool.runs.retention.request import PathRule, Policies
 from ckpttool.runs.run_directories import apply_series_globs
 from ckpttool.runs.saves import mark_saves, series_of_saves
@@ -67,7 +73,7 @@ def why(entries: Sequence[Entry], name: str, policy: Policy, **protections: Any)
     groups, protected = mark_saves(group(entries)), Protections(**protections)
     saves = series_of_saves(groups)
     retention = plan_saves(groups, policy, protected)
-    planned = PrunePlan(retention, groups=saves, protections=of_saves(saves, protected))
+    planned = PrunePlan(retention, groups=saves, protections=protections_of_saves(saves, protected))
     explanation = explain(planned, f"run/{name}")
     assert explanation.stays == (explanation.entry not in planned.plan.removals)
     return explanation

@@ -44,9 +44,9 @@ from ckpttool.runs.retention.plan import (
     RetentionPlan,
     fault_of,
     history_of,
-    of_saves,
     plan,
     plan_saves,
+    protections_of_saves,
 )
 from ckpttool.runs.retention.request import PruneRequest, max_removals
 from ckpttool.runs.retention.rules import RULES, History, Policy, metric_lack, ordinal, rank_by_metric
@@ -149,7 +149,7 @@ class Planner:
                 f"{share} would be removed, more than --max-delete {limit} allows; nothing was removed"
             )
         chosen = [(group, request.all_policies.of(group)) for group in self._saves]
-        protections = of_saves(self._saves, self._protections())
+        protections = protections_of_saves(self._saves, self._protections())
         problems = (
             *_problems(survey, retention, self._faults, self._pointed.unread.values()),
             *_lookalikes(chosen, protections, self._now),
@@ -210,7 +210,7 @@ class Planner:
             self._now,
             busy=busy,
             jobs=self.request.jobs,
-            goes=self.request.failed == "remove",
+            removes=self.request.failed == "remove",
             progress=self.progress,
         )
         self._read = {*self._finite.values(), *self._faults}
@@ -231,7 +231,7 @@ class Planner:
             failed=self._failed,
             finite=self._finite,
             removes_failed=request.failed == "remove",
-            whole={path: why for path, why in self._slimmable.items() if why is not None},
+            unslimmable={path: why for path, why in self._slimmable.items() if why is not None},
             root=self._survey.root,
         )
 
@@ -303,7 +303,7 @@ def _unread_survivors(retention: RetentionPlan, read: Collection[str]) -> list[E
 
     The best runs are read, too, if others are removed for them.
     """
-    ranks_decide = any(group.rank is not None and group.rank.goes for group in retention.groups)
+    ranks_decide = any(group.rank is not None and group.rank.is_removed for group in retention.groups)
     return [
         kept.entry
         for group in retention.groups
@@ -516,7 +516,7 @@ def _against(
     if planned.plan.removes_failed and group_plan.failed is not None:
         yield f"its series failed: {group_plan.failed}"
         return
-    if group_plan.rank is not None and group_plan.rank.goes:
+    if group_plan.rank is not None and group_plan.rank.is_removed:
         yield group_plan.rank.reason
         return
     fault = fault_of(save, planned.protections)
@@ -535,8 +535,8 @@ def _against(
                 yield rule.against(policy, history, save)
     if entry.path in group_plan.whole:
         yield f"it is kept whole: {group_plan.whole[entry.path]}"
-    if entry.path in group_plan.unfitting:
-        yield group_plan.unfitting[entry.path]
+    if entry.path in group_plan.over_limit:
+        yield group_plan.over_limit[entry.path]
 
 
 def _place(policy: Policy | None, entry: Entry, history: History) -> Iterator[str]:

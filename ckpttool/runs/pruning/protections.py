@@ -335,7 +335,7 @@ def protections_of(
     reasons: dict[str, list[str]] = {}
     named_series = set(map(last_name, series))
     for group in groups:
-        one_of_many = best_of_many(group, policies.of(group), faults)
+        one_of_many = unprotected_bests(group, policies.of(group), faults)
         for entry in group.entries:
             pointers = [
                 reason
@@ -393,7 +393,7 @@ def _other_checkpoints_in(entry: Entry) -> Iterator[Unit]:
                     yield unit
 
 
-def best_of_many(group: Group, policy: Policy | None, faults: Collection[str]) -> frozenset[str]:
+def unprotected_bests(group: Group, policy: Policy | None, faults: Collection[str]) -> frozenset[str]:
     """Return the paths of checkpoints that "best" in their names doesn't protect."""
     # Some trainers save a ``best_epoch=3-loss=0.2`` at each improvement, so that all of a series are named
     # best. The metric that the policy ranks by decides then. Without one, the least and the greatest of each
@@ -482,13 +482,13 @@ def failures(
     *,
     busy: Collection[str] = (),
     jobs: int | None = None,
-    goes: bool = False,
+    removes: bool = False,
     progress: Progress = no_progress,
 ) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Find the series of saves that failed.
 
-    ``busy`` has the paths of checkpoints that are being written. If failed series are removed (``goes``),
-    they are read to find the newest intact and finite checkpoint.
+    ``busy`` has the paths of checkpoints that are being written. If failed series are to be removed
+    (``removes``), they are read to find the newest intact and finite checkpoint.
 
     Returns:
         Why series failed, by key; the path of the newest intact and finite checkpoint, by its series' key;
@@ -497,7 +497,7 @@ def failures(
     reasons = failed_runs(groups, now, busy=busy, jobs=jobs)
     faults: dict[str, str] = {}
     finite: dict[str, str] = {}
-    for group in groups if goes else ():
+    for group in groups if removes else ():
         if group.key in reasons and (path := _newest_finite(group, jobs, progress, faults)) is not None:
             finite[group.key] = path
     return reasons, finite, faults

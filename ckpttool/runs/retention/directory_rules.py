@@ -31,11 +31,11 @@ from ckpttool.runs.retention.rules import (
 )
 from ckpttool.runs.series import Group
 
-Chosen = Sequence[tuple[Group, Policy | None]]
+SeriesPolicies = Sequence[tuple[Group, Policy | None]]
 """Series, each with its policy."""
 
 
-def require_metrics(chosen: Chosen) -> None:
+def require_metrics(chosen: SeriesPolicies) -> None:
     """Raise UsageError if no checkpoint has the metric that a policy names."""
     for metric, sound in _sound_by_metric(chosen).items():
         if sound and all(entry.recorded_metric(metric) is None for entry in sound):
@@ -45,7 +45,7 @@ def require_metrics(chosen: Chosen) -> None:
             raise UsageError(f"no checkpoint has a metric {metric!r} ({there}; --metrics FILE reads a log)")
 
 
-def lack_warnings(chosen: Chosen, now: float | None) -> Iterator[str]:
+def lack_warnings(chosen: SeriesPolicies, now: float | None) -> Iterator[str]:
     """Yield the numbers of checkpoints that rules keep for a missing metric, step, epoch or date."""
     for metric, sound in _sound_by_metric(chosen).items():
         lacks = [metric_lack(entry, metric) is not None for entry in sound]
@@ -68,7 +68,7 @@ def _kept_for_lack(lacks: Sequence[bool], what: str) -> Iterator[str]:
         yield f"{count:,} of {counted(len(lacks), 'checkpoint')} {verb} {what}; {they} kept"
 
 
-def _sound_by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
+def _sound_by_metric(chosen: SeriesPolicies) -> Mapping[str, list[Entry]]:
     """Return the sound checkpoints of series whose policies name a metric, by the metric."""
     sound: dict[str, list[Entry]] = defaultdict(list)
     for group, policy in chosen:
@@ -77,7 +77,7 @@ def _sound_by_metric(chosen: Chosen) -> Mapping[str, list[Entry]]:
     return sound
 
 
-def _sound_series(chosen: Chosen, need: str) -> list[list[Entry]]:
+def _sound_series(chosen: SeriesPolicies, need: str) -> list[list[Entry]]:
     """Return the sound checkpoints of each series whose policy has a rule with this need."""
     return [
         [entry for entry in group.entries if entry.is_sound]
@@ -86,7 +86,7 @@ def _sound_series(chosen: Chosen, need: str) -> list[list[Entry]]:
     ]
 
 
-def unmatched_names(chosen: Chosen, root: str) -> list[str]:
+def unmatched_names(chosen: SeriesPolicies, root: str) -> list[str]:
     """Return a warning for each ``--keep-name`` glob that no checkpoint matches."""
     kept = [(group, policy.keep_names) for group, policy in chosen if policy is not None]
     globs = dict.fromkeys(glob for _, names in kept for glob in names)
@@ -107,7 +107,8 @@ def unmatched_names(chosen: Chosen, root: str) -> list[str]:
     ]
 
 
-_GOES_ON = frozenset({Code.BEING_WRITTEN, Code.TOO_YOUNG})
+_IN_PROGRESS = frozenset({Code.BEING_WRITTEN, Code.TOO_YOUNG})
+"""Codes of protections that show that a run may still write checkpoints."""
 
 RankedSeries = tuple[Group, History]
 
@@ -116,11 +117,11 @@ class RunRank(NamedTuple):
     """Decision on a whole run.
 
     Attributes:
-        goes: Whether it is removed.
+        is_removed: Whether it is removed.
         reason: Its rank, or why it has none.
     """
 
-    goes: bool
+    is_removed: bool
     reason: str
 
 
@@ -158,6 +159,7 @@ def _ranks(
     """Yield each run with its rank; of equal runs, the one written last is better."""
     metric, count = policy.metric or "", policy.keep_best_runs or 0
     sign = -1 if policy.resolved_mode == "max" else 1
+    # A run may have several series, such as one of each name; the best value in any of them counts.
     measured: list[tuple[float, int, Sequence[RankedSeries]]] = []
     for members in runs:
         entries = [entry for group, _ in members for entry in group.entries]
@@ -174,7 +176,7 @@ def _ranks(
         )
         if place <= count:
             yield members, RunRank(False, rank)
-        elif any(code_of(reason) in _GOES_ON for reason in reasons):
+        elif any(code_of(reason) in _IN_PROGRESS for reason in reasons):
             yield members, RunRank(False, "its run may be in progress")
         else:
             yield members, RunRank(True, f"{rank}, not one of the best {count:,}")
@@ -206,38 +208,61 @@ def reasons_from_outside(
     # the newest one that names the best, it counts only if this checkpoint is kept for another reason; so the
     # kept ones are extended until no more follow. Reasons without a holder, or with one elsewhere, count.
     paths = {entry.path for entry in entries}
-    speakers: dict[tuple[str, str], str | None] = {}
+    inner_holders: dict[tuple[str, str], str | None] = {}
     for entry in entries:
         for reason in reasons.get(entry.path, ()):
             place = holders.get((entry.path, reason), "")
             while place and place not in paths and os.path.dirname(place) != place:
                 place = os.path.dirname(place)
-            speakers[entry.path, reason] = place if place in paths else None
-    staying = {path for (path, _), speaker in speakers.items() if speaker is None}
-    while more := {path for (path, _), speaker in speakers.items() if speaker in staying} - staying:
-        staying |= more
+            inner_holders[entry.path, reason] = place if place in paths else None
+    kept = {path for (path, _), holder in inner_holders.items() if holder is None}
+    while more := {path for (path, _), holder in inner_holders.items() if holder in kept} - kept:
+        kept |= more
     found: dict[str, list[str]] = defaultdict(list)
-    for (path, reason), speaker in speakers.items():
-        if speaker is None or speaker in staying:
+    for (path, reason), holder in inner_holders.items():
+        if holder is None or holder in kept:
             found[path].append(reason)
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class LimitedSeries:
-    """Series from which limits of size remove checkpoints.
+class Draft:
+    """Plan of a series before limits of size.
 
     Attributes:
-        policy: Policy with the limits; None without one.
-        staying: Checkpoints that are kept if no limit removes them, the oldest first.
-        held: Paths of checkpoints that no limit removes.
+        policy: Its policy; None without one.
+        reasons: Reasons to keep each checkpoint, by path; empty if only a limit may keep it.
+        candidates: Checkpoints that are kept if no limit removes them, the oldest first.
+        unlimited: Paths of checkpoints that no limit removes.
         undated: Why checkpoints have no credible date, by path: they may be the newest.
+        rank: The rank of its run, if its policy ranks runs.
+        slim: Checkpoints to slim if they are kept.
     """
 
     policy: Policy | None
-    staying: Sequence[Entry]
-    held: Collection[str]
+    reasons: Mapping[str, Sequence[str]]
+    candidates: Sequence[Entry]
+    unlimited: Collection[str]
     undated: Mapping[str, str] = field(default_factory=dict)
+    rank: RunRank | None = None
+    slim: Sequence[Entry] = ()
+
+    def reasons_with_limits(self, too_large: Collection[str]) -> dict[str, list[str]]:
+        """Return reasons to keep each checkpoint, by path, given those that exceed a limit."""
+        reasons = {path: list(reasons) for path, reasons in self.reasons.items()}
+        policy = self.policy
+        if policy is None or not policy.has_limit:
+            return reasons
+        for entry in self.candidates:
+            if entry.path in too_large or entry.path in self.unlimited:
+                continue
+            fits = [] if policy.max_size is None else [f"fits {size(policy.max_size)}"]
+            if policy.max_total_size is not None:
+                # A checkpoint without a date may be new: it is kept, with that reason.
+                undated = self.undated.get(entry.path)
+                fits.append(undated or f"fits {size(policy.max_total_size)} in total")
+            reasons[entry.path] = list(dict.fromkeys((*reasons[entry.path], *fits)))
+        return reasons
 
 
 class Excess(NamedTuple):
@@ -246,60 +271,63 @@ class Excess(NamedTuple):
     Attributes:
         rule: The limit's attribute in ``Policy``.
         limit: The limit, in bytes.
-        taken: Bytes of all kept checkpoints.
-        required: Bytes of those that are protected, or kept by other rules; if these alone exceed the limit,
-            it can't be met.
+        kept_bytes: Bytes of all kept checkpoints.
+        required_bytes: Bytes of those that are protected, or kept by other rules; if these alone exceed the
+            limit, it can't be met.
     """
 
     rule: str
     limit: int
-    taken: int
-    required: int
+    kept_bytes: int
+    required_bytes: int
 
     @property
     def nbytes(self) -> int:
         """Return the excess in bytes."""
-        return self.taken - self.limit
+        return self.kept_bytes - self.limit
 
     @property
     def is_inevitable(self) -> bool:
         """Return whether the limit can't be met."""
-        return self.required > self.limit
+        return self.required_bytes > self.limit
 
     def __str__(self) -> str:
-        kept = f"{size(self.taken)} {'kept' if self.rule == 'max_size' else 'kept in total'}"
+        kept = f"{size(self.kept_bytes)} {'kept' if self.rule == 'max_size' else 'kept in total'}"
         return f"{kept}, {size(self.nbytes)} more than {RULES[self.rule].flags[0]} {size(self.limit)}"
 
 
 def excess(rule: str, limit: int | None, kept: Sequence[Entry], required: Iterable[Entry]) -> Excess | None:
     """Return the excess of kept checkpoints over a limit; None if there is none."""
-    if limit is None or (taken := taken_bytes(kept)) <= limit:
+    if limit is None or (kept_bytes := used_bytes(kept)) <= limit:
         return None
-    return Excess(rule, limit, taken, taken_bytes(required))
+    return Excess(rule, limit, kept_bytes, used_bytes(required))
 
 
-def removals_for_limits(series: Sequence[LimitedSeries]) -> dict[str, str]:
+def removals_for_limits(drafts: Sequence[Draft]) -> dict[str, str]:
     """Return why checkpoints exceed a limit, by path: first that of their series, then the total one."""
-    # Limits drop the oldest checkpoints until the rest fits, but none that is protected or newest (``held``).
-    # The total limit drops from all series by time, whatever their sizes; undated checkpoints may be new, so
-    # it keeps them.
+    # Limits drop the oldest checkpoints until the rest fits, but none that is protected or newest
+    # (``unlimited``). The total limit drops from all series by time, whatever their sizes; it keeps undated
+    # checkpoints, which may be new.
     reasons: dict[str, str] = {}
-    for one in series:
-        if one.policy is not None and (limit := one.policy.max_size) is not None:
+    for draft in drafts:
+        if draft.policy is not None and (limit := draft.policy.max_size) is not None:
             why = f"--max-size {size(limit)}: the oldest are removed until the rest fits"
-            reasons.update(dict.fromkeys(_drop_oldest(one.staying, one.held, limit), why))
-    limit = total_limit(one.policy for one in series)
+            reasons.update(dict.fromkeys(_drop_oldest(draft.candidates, draft.unlimited, limit), why))
+    limit = total_limit(draft.policy for draft in drafts)
     if limit is None:
         return reasons
     saves: list[Entry] = []
-    held: set[str] = set()
-    for one in series:
-        saves += [entry for entry in one.staying if entry.path not in reasons]
+    unlimited: set[str] = set()
+    for draft in drafts:
+        saves += [entry for entry in draft.candidates if entry.path not in reasons]
         # A series without this limit keeps everything, whatever the total is.
-        is_limited = one.policy is not None and one.policy.max_total_size is not None
-        held.update((*one.held, *one.undated) if is_limited else (entry.path for entry in one.staying))
+        if draft.policy is not None and draft.policy.max_total_size is not None:
+            unlimited.update((*draft.unlimited, *draft.undated))
+        else:
+            unlimited.update(entry.path for entry in draft.candidates)
     why = f"--max-total-size {size(limit)}: the oldest of all series are removed until the rest fits"
-    reasons.update(dict.fromkeys(_drop_oldest(sorted(saves, key=attrgetter("save_time")), held, limit), why))
+    saves.sort(key=attrgetter("save_time"))
+    reasons.update(dict.fromkeys(_drop_oldest(saves, unlimited, limit), why))
     return reasons
 
 
@@ -308,25 +336,27 @@ def total_limit(policies: Iterable[Policy | None]) -> int | None:
     return next((one.max_total_size for one in policies if one is not None and one.max_total_size), None)
 
 
-def _drop_oldest(saves: Sequence[Entry], held: Collection[str], limit: int) -> list[str]:
+def _drop_oldest(saves: Sequence[Entry], unlimited: Collection[str], limit: int) -> list[str]:
     """Return the paths of the oldest checkpoints to remove until the rest fits a limit."""
+    # Trainers hard-link a checkpoint as best or last, so files are counted by device and inode, and removing
+    # a checkpoint frees only files that no remaining one has.
     names, sizes = _files(saves)
     total = sum(sizes.values())
     dropped = []
     for entry in saves:
         if total <= limit:
             break
-        if entry.path in held:
+        if entry.path in unlimited:
             continue
         dropped.append(entry.path)
         for file in entry.contents.files:
             key = file.device, file.inode
             names[key] -= 1
-            total -= 0 if names[key] else sizes[key]  # a file is freed with the last of its names
+            total -= 0 if names[key] else sizes[key]
     return dropped
 
 
-def taken_bytes(entries: Iterable[Entry]) -> int:
+def used_bytes(entries: Iterable[Entry]) -> int:
     """Return the bytes of all files of some checkpoints; those with several names count once."""
     return sum(_files(entries)[1].values())
 

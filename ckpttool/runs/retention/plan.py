@@ -19,8 +19,8 @@ from ckpttool.core.text import size
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.directory_rules import (
+    Draft,
     Excess,
-    LimitedSeries,
     RunRank,
     excess,
     rank_runs,
@@ -62,7 +62,7 @@ class Protections:
         failed: Why a whole series failed, by its key.
         removes_failed: Whether failed series are removed, except checkpoints that a rule or a reason keeps.
         finite: Path of the newest intact, finite checkpoint of each failed series, by its key; it is kept.
-        whole: Why a checkpoint can't be slimmed, by path.
+        unslimmable: Why a checkpoint can't be slimmed, by path.
         holders: The file that a reason comes from, by the checkpoint's path and the reason.
         root: Directory of the survey.
     """
@@ -74,7 +74,7 @@ class Protections:
     failed: Mapping[str, str] = field(default_factory=dict)
     removes_failed: bool = False
     finite: Mapping[str, str] = field(default_factory=dict)
-    whole: Mapping[str, str] = _by_path()
+    unslimmable: Mapping[str, str] = _by_path()
     holders: Mapping[tuple[str, str], str] = field(default_factory=dict)
     root: str = os.curdir
 
@@ -109,7 +109,7 @@ class GroupPlan:
         failed: Why it is a failed run, if the caller looks for failed runs.
         rank: The rank of its run, if its policy ranks runs.
         excess: Excess of the kept checkpoints over the limit of size.
-        unfitting: Limit that has no room for a checkpoint, by path; other rules may still keep it.
+        over_limit: Limit that has no room for a checkpoint, by path; other rules may still keep it.
         whole: Why a checkpoint isn't slimmed, though it is old enough, by path.
     """
 
@@ -121,7 +121,7 @@ class GroupPlan:
     failed: str | None = None
     rank: RunRank | None = None
     excess: Excess | None = None
-    unfitting: Mapping[str, str] = _by_path()
+    over_limit: Mapping[str, str] = _by_path()
     whole: Mapping[str, str] = _by_path()
 
     @property
@@ -132,9 +132,9 @@ class GroupPlan:
 
     def declined(self) -> GroupPlan:
         """Return the plan without its changes, after the user declined it."""
-        stays = (kept._replace(slims=False) for kept in self.keep)
+        kept = (kept._replace(slims=False) for kept in self.keep)
         declined = (KeptEntry(entry, ("declined",)) for entry in self.remove)
-        return replace(self, keep=(*stays, *declined), remove=())
+        return replace(self, keep=(*kept, *declined), remove=())
 
     def with_whole(self, failed: Mapping[str, str]) -> GroupPlan:
         """Return the plan in which some checkpoints are left whole; ``failed`` has reasons by path."""
@@ -155,7 +155,7 @@ class GroupPlan:
                 {
                     "path": entry.path,
                     "bytes": entry.contents.nbytes,
-                    "unfitting": self.unfitting.get(entry.path),
+                    "unfitting": self.over_limit.get(entry.path),
                     **document_of(entry, "safety", "strangers", names={"strangers": "foreign_files"}),
                 }
                 for entry in self.remove
@@ -239,7 +239,7 @@ def plan(
     """Return the plan of some series; each checkpoint is one save."""
     # Three passes, as some rules compare series: runs are ranked first, then each series is drafted by its
     # own rules, and then limits of size choose among all drafts. A run beyond the best ones is removed whole:
-    # what would protect its checkpoints from inside the run counts no more, only reasons from outside it do.
+    # pointers in the run itself no longer protect its checkpoints, only reasons from outside it do.
     policies = policy if isinstance(policy, Policies) else Policies(policy)
     chosen = [(group, policies.of(group)) for group in groups]
     require_metrics(chosen)
@@ -247,18 +247,17 @@ def plan(
     ranks = rank_runs(
         [(*one, history) for one, history in zip(chosen, histories, strict=True)], protections.reasons
     )
-    lost = [
-        entry for group in groups if group.key in ranks and ranks[group.key].goes for entry in group.entries
-    ]
-    if lost:
-        without = dict.fromkeys((entry.path for entry in lost), ())
-        outside = reasons_from_outside(lost, protections.reasons, protections.holders)
+    removed_runs = [group for group in groups if group.key in ranks and ranks[group.key].is_removed]
+    if removed_runs:
+        entries = [entry for group in removed_runs for entry in group.entries]
+        without = dict.fromkeys((entry.path for entry in entries), ())
+        outside = reasons_from_outside(entries, protections.reasons, protections.holders)
         protections = replace(protections, reasons={**protections.reasons, **without, **outside})
     drafts = [
         _draft(group, chosen_policy, protections, history, ranks.get(group.key))
         for (group, chosen_policy), history in zip(chosen, histories, strict=True)
     ]
-    too_large = removals_for_limits([draft.limited for draft in drafts])
+    too_large = removals_for_limits(drafts)
     planned = tuple(
         _group_plan(group, draft, too_large, protections) for group, draft in zip(groups, drafts, strict=True)
     )
@@ -267,44 +266,11 @@ def plan(
         kept.entry
         for group_plan, draft in zip(planned, drafts, strict=True)
         for kept in group_plan.keep
-        if group_plan.skipped or draft.reasons[kept.entry.path] or kept.entry.path in draft.limited.undated
+        if group_plan.skipped or draft.reasons[kept.entry.path] or kept.entry.path in draft.undated
     ]
-    limit = total_limit(draft.limited.policy for draft in drafts)
+    limit = total_limit(draft.policy for draft in drafts)
     over = excess("max_total_size", limit, kept, required)
     return RetentionPlan(policies, planned, protections.removes_failed, () if over is None else (over,))
-
-
-class _Draft(NamedTuple):
-    """Plan of a series before its limits of size.
-
-    Attributes:
-        reasons: Reasons to keep each checkpoint, by path; one without a reason is removed.
-        limited: The checkpoints that limits of size choose from.
-        rank: The rank of its run, if its policy ranks runs.
-        slim: Checkpoints to slim if they are kept.
-    """
-
-    reasons: Mapping[str, Sequence[str]]
-    limited: LimitedSeries
-    rank: RunRank | None = None
-    slim: Sequence[Entry] = ()
-
-    def reasons_with_limits(self, too_large: Collection[str]) -> dict[str, list[str]]:
-        """Return reasons to keep each checkpoint, by path, given those that exceed a limit."""
-        reasons = {path: list(reasons) for path, reasons in self.reasons.items()}
-        policy = self.limited.policy
-        if policy is None or not policy.has_limit:
-            return reasons
-        for entry in self.limited.staying:
-            if entry.path in too_large or entry.path in self.limited.held:
-                continue
-            fits = [] if policy.max_size is None else [f"fits {size(policy.max_size)}"]
-            if policy.max_total_size is not None:
-                # A checkpoint without a date may be new: it is kept, with that reason.
-                undated = self.limited.undated.get(entry.path)
-                fits.append(undated or f"fits {size(policy.max_total_size)} in total")
-            reasons[entry.path] = _unique(reasons[entry.path], fits)
-        return reasons
 
 
 def _draft(
@@ -313,30 +279,30 @@ def _draft(
     protections: Protections,
     history: History,
     rank: RunRank | None,
-) -> _Draft:
+) -> Draft:
     """Return the plan of a series before limits; a failed series to remove needs no policy."""
     # Reasons come from four sources: the series itself (its newest), rules, protections, and faults, as a
     # damaged checkpoint isn't removed by rules about intact ones. A series that is removed whole (failed, or
     # beyond the best runs) has its faults and its newest ignored; of a failed one, the newest finite is kept.
-    is_beyond_best = rank is not None and rank.goes
-    goes_whole = is_beyond_best or (protections.removes_failed and group.key in protections.failed)
-    if policy is None and not goes_whole:
+    is_beyond_best = rank is not None and rank.is_removed
+    is_removed_whole = is_beyond_best or (protections.removes_failed and group.key in protections.failed)
+    if policy is None and not is_removed_whole:
         reasons = {entry.path: [NO_RULE] for entry in group.entries}
-        return _Draft(reasons, LimitedSeries(None, group.entries, reasons.keys()))
+        return Draft(None, reasons, group.entries, reasons.keys())
     newest_first = group.entries[::-1]
     faults = {entry.path: fault_of(entry, protections) for entry in newest_first}
     intact = history.intact
     if is_beyond_best:
         always: Mapping[str, Sequence[str]] = {}
-    elif goes_whole:
+    elif is_removed_whole:
         finite = protections.finite.get(group.key)
         always = {} if finite is None else {finite: [FINITE]}
     else:
-        always = newest_of(newest_first, history)
+        always = newest_reasons(newest_first, history)
     ruled = {} if policy is None or is_beyond_best else _rule_reasons(policy, history)
     protected = {path for path in faults if protections.reasons.get(path)}
-    kept_faults = {} if goes_whole else {path: [fault] for path, fault in faults.items() if fault is not None}
-    if policy is not None and policy.incomplete == "remove" and intact and not goes_whole:
+    kept_faults = {path: [fault] for path, fault in faults.items() if fault and not is_removed_whole}
+    if policy is not None and policy.incomplete == "remove" and intact and not is_removed_whole:
         # Incomplete ones before the newest intact one, in order and in time, won't be finished.
         for entry in newest_first[newest_first.index(intact[0]) + 1 :]:
             is_outdated = entry.is_incomplete and entry.modified_ns <= intact[0].modified_ns
@@ -351,16 +317,23 @@ def _draft(
         )
         for entry in newest_first
     }
+    # A policy that would remove checkpoints is refused if none of its rules keeps an intact one, although the
+    # newest is kept in any case.
     has_limit = policy is not None and policy.has_limit
     keeps_any = any(entry.path in ruled for entry in intact)
-    if intact and not (keeps_any or goes_whole or has_limit) and not all(reasons.values()):
+    if intact and not (keeps_any or is_removed_whole or has_limit) and not all(reasons.values()):
         raise UsageError(f"{group.key}: the policy would keep no checkpoint")
-    held = {*always, *kept_faults, *protected}
+    kept = [entry for entry in group.entries if reasons[entry.path]]
     if is_beyond_best:  # limits of size mustn't keep more of it
-        stays = [entry for entry in group.entries if reasons[entry.path]]
-        return _Draft(reasons, LimitedSeries(policy, stays, faults.keys()), rank)
-    slim = _older_whole(policy, history, always.keys() | protected) if policy and not goes_whole else []
-    return _Draft(reasons, _limited_series(group, policy, history, reasons, held), rank, slim)
+        return Draft(policy, reasons, kept, faults.keys(), rank=rank)
+    unlimited = {*always, *kept_faults, *protected}
+    slim = _older_whole(policy, history, always.keys() | protected) if policy and not is_removed_whole else []
+    if policy is None or not policy.has_limit:
+        return Draft(policy, reasons, kept, unlimited, rank=rank, slim=slim)
+    may_fit = {*unlimited, *(entry.path for entry in intact)}
+    candidates = [entry for entry in group.entries if entry.path in may_fit]
+    undated = {} if policy.max_total_size is None else {one.path: why for one, why in history.undated}
+    return Draft(policy, reasons, candidates, unlimited, undated, rank, slim)
 
 
 def _older_whole(policy: Policy, history: History, kept_whole: Collection[str]) -> list[Entry]:
@@ -370,12 +343,6 @@ def _older_whole(policy: Policy, history: History, kept_whole: Collection[str]) 
     whole = {*kept_whole, *(entry.path for entry in newest_whole(policy, history))}
     with_state = (one for one in history.intact if one.has_weights and one.state.nbytes)
     return [one for one in with_state if one.path not in whole and one.danger is None]
-
-
-def _reason_to_stay_whole(entry: Entry, protections: Protections) -> str | None:
-    if not entry.holds_state:
-        return f"only {size(entry.state.nbytes)} of it are training state"
-    return protections.whole.get(entry.path)
 
 
 def history_of(group: Group, protections: Protections, now: float | None) -> History:
@@ -390,7 +357,7 @@ def history_of(group: Group, protections: Protections, now: float | None) -> His
     return History(ordered[::-1], now, protections.root, others)
 
 
-def newest_of(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
+def newest_reasons(newest_first: Sequence[Entry], history: History) -> dict[str, list[str]]:
     """Return reasons to keep the newest checkpoints, by path: in order, in time, or by another count."""
     if not history.intact:
         incomplete = [entry for entry in newest_first if entry.is_incomplete]
@@ -417,45 +384,36 @@ def _rule_reasons(policy: Policy, history: History) -> dict[str, list[str]]:
     return reasons
 
 
-def _limited_series(
-    group: Group,
-    policy: Policy | None,
-    history: History,
-    reasons: Mapping[str, Sequence[str]],
-    held: Collection[str],
-) -> LimitedSeries:
-    """Return the checkpoints that limits of size choose from; without a limit in the policy, those kept."""
-    if policy is None or not policy.has_limit:
-        return LimitedSeries(policy, [entry for entry in group.entries if reasons[entry.path]], held)
-    may_stay = {*held, *(entry.path for entry in history.intact)}
-    undated = {} if policy.max_total_size is None else {one.path: why for one, why in history.undated}
-    return LimitedSeries(policy, [entry for entry in group.entries if entry.path in may_stay], held, undated)
-
-
 def _group_plan(
-    group: Group, draft: _Draft, too_large: Mapping[str, str], protections: Protections
+    group: Group, draft: Draft, too_large: Mapping[str, str], protections: Protections
 ) -> GroupPlan:
-    policy, failed = draft.limited.policy, protections.failed.get(group.key)
+    policy, failed = draft.policy, protections.failed.get(group.key)
     reasons = draft.reasons_with_limits(too_large)
     newest_first = group.entries[::-1]
     remove = tuple(entry for entry in newest_first if not reasons[entry.path])
-    older = [entry for entry in draft.slim if reasons[entry.path]]
-    whole = {one.path: why for one in older if (why := _reason_to_stay_whole(one, protections)) is not None}
-    slim = {entry.path for entry in older} - whole.keys()
+    whole: dict[str, str] = {}
+    slim: set[str] = set()
+    for entry in (entry for entry in draft.slim if reasons[entry.path]):
+        if not entry.holds_state:
+            whole[entry.path] = f"only {size(entry.state.nbytes)} of it are training state"
+        elif entry.path in protections.unslimmable:
+            whole[entry.path] = protections.unslimmable[entry.path]
+        else:
+            slim.add(entry.path)
     changes = bool(remove or slim)
     skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if changes else None)
     if skipped is None and policy is None and not remove:
         skipped = NO_RULE
     if skipped is not None:
         remove, slim = (), set()
-    stays = newest_first if not remove else tuple(entry for entry in newest_first if reasons[entry.path])
-    keep = tuple(KeptEntry(entry, tuple(reasons[entry.path]), entry.path in slim) for entry in stays)
+    kept = newest_first if not remove else tuple(entry for entry in newest_first if reasons[entry.path])
+    keep = tuple(KeptEntry(entry, tuple(reasons[entry.path]), entry.path in slim) for entry in kept)
     if skipped is not None or policy is None:
         return GroupPlan(group.key, keep, remove, skipped, policy, failed, draft.rank)
-    required = [entry for entry in stays if draft.reasons[entry.path]]
-    over = excess("max_size", policy.max_size, stays, required)
-    unfitting = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
-    return GroupPlan(group.key, keep, remove, None, policy, failed, draft.rank, over, unfitting, whole)
+    required = [entry for entry in kept if draft.reasons[entry.path]]
+    over = excess("max_size", policy.max_size, kept, required)
+    over_limit = {entry.path: too_large[entry.path] for entry in newest_first if entry.path in too_large}
+    return GroupPlan(group.key, keep, remove, None, policy, failed, draft.rank, over, over_limit, whole)
 
 
 def fault_of(entry: Entry, protections: Protections) -> str | None:
@@ -485,7 +443,7 @@ def plan_saves(
     # A save may have parts in several series (``epoch=3.pt`` and ``epoch=3_optim.pt``). Series of whole saves
     # are planned, with the protections of all their parts, and each part gets the decision on its save.
     saves = series_of_saves(groups)
-    planned = plan(saves, policy, of_saves(saves, protections), now=now)
+    planned = plan(saves, policy, protections_of_saves(saves, protections), now=now)
     by_part: dict[str, tuple[Entry, GroupPlan]] = {}
     for made in planned.groups:
         for entry in (*(kept.entry for kept in made.keep), *made.remove):
@@ -493,7 +451,7 @@ def plan_saves(
     return planned._replace(groups=tuple(_part_plan(group, by_part, protections) for group in groups))
 
 
-def of_saves(saves: Sequence[Group], protections: Protections) -> Protections:
+def protections_of_saves(saves: Sequence[Group], protections: Protections) -> Protections:
     """Return the protections of saves: those of any part, or of a part's series."""
     entries = [entry for group in saves for entry in group.entries]
 

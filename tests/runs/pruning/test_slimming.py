@@ -109,7 +109,7 @@ def test_what_is_protected_stays_whole(entries, full, data) -> None:
     reasons = {path: ["pinned"] for path in data.draw(paths)}
     whole = {path: "hard links" for path in data.draw(paths)}
     faults = {path: "damaged" for path in data.draw(paths)}
-    slim = _slim(entries, full, reasons=reasons, whole=whole, faults=faults)
+    slim = _slim(entries, full, reasons=reasons, unslimmable=whole, faults=faults)
     assert not slim & (reasons.keys() | whole.keys() | faults.keys())
 
 
