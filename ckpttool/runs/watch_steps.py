@@ -138,8 +138,8 @@ def prune_step(
         )
         if pruned.declined:
             return StepResult(is_done=False)
-        for one in pruned.events:
-            step_input.emit(one.status, one.path, one.words, nbytes=one.nbytes)
+        for path, status, words, nbytes in pruned.events:
+            step_input.emit(status, path, words, nbytes=nbytes)
         return StepResult(not pruned.failed, pruned.problems, pruned.warnings)
 
     return step

@@ -331,8 +331,8 @@ def explain_text(explanation: Explanation, *, colour: bool = False) -> str:
 
 
 def _explain_lines(explanation: Explanation, colour: bool) -> Iterator[str]:
-    if explanation.asked is not None:
-        yield f"{printable(explanation.asked)} belongs to {printable(explanation.entry.path)}"
+    if explanation.requested_path is not None:
+        yield f"{printable(explanation.requested_path)} belongs to {printable(explanation.entry.path)}"
     verb = "would be kept" if explanation.stays else "would be removed"
     is_changed = not explanation.stays or explanation.slims
     end = " without its training state" if explanation.slims else ""

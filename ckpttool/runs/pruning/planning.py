@@ -71,7 +71,7 @@ class PrunePlan:
         plan: Plan of each series.
         problems: Problems for the user.
         warnings: Doubts.
-        journals: Pending journals of interrupted commands.
+        journals: Paths of pending journals of interrupted commands.
         groups: The series of saves that were planned.
         protections: Facts that override the rules, by the first parts of saves.
         now: Time of the plan, in seconds since 1970.
@@ -170,6 +170,7 @@ class Planner:
 
         Trackers are not asked again.
         """
+        # Known reasons don't stop a removal: ``--keep-best-runs`` overrides those from within a run.
         now = self._pointers_in(Snapshot(), asks_trackers=False).protections(self._faults)
         found = {} if self._copies is None else self._copies.changed()
         for group in self._survey.groups:
@@ -179,6 +180,7 @@ class Planner:
                 new = [one for one in now.reasons.get(entry.path, ()) if one not in known]
                 if new or why is not None:
                     found[entry.path] = f"protected since the plan was made: {new[0] if new else why}"
+        # A save is removed whole: a new reason for one part protects all parts.
         for save in (entry for group in self._saves for entry in group.entries):
             parts = [part.path for part in parts_of(save)]
             if (reason := next((found[path] for path in parts if path in found), None)) is not None:
@@ -258,12 +260,12 @@ class Planner:
         """Compare the checkpoints to remove with their required copies; return whether one isn't proven."""
         if self._copies is None:
             return False
-        going = [entry for entry in retention.changed if entry.path not in self._copied]
-        self._copied.update(entry.path for entry in going)
-        lacking = self._copies.lacking(going)
-        for path, why in lacking.items():
+        changed = [entry for entry in retention.changed if entry.path not in self._copied]
+        self._copied.update(entry.path for entry in changed)
+        unproven = self._copies.unproven(changed)
+        for path, why in unproven.items():
             self._own[path].append(why)
-        return bool(lacking)
+        return bool(unproven)
 
     def _find_slim(self, retention: RetentionPlan) -> bool:
         """Open the checkpoints to slim; return whether one can't be slimmed."""
@@ -289,6 +291,8 @@ def survey_series(
         with progress(root, None) as advance:
             known = survey_directory(root, request, enters_root=True, advance=advance)
     survey = known
+    # A run's own directory may be a checkpoint, too, as that of a Hugging Face Trainer, which saves the final
+    # model next to ``checkpoint-*``. It holds the others, so it isn't planned with them.
     if not any(entry.unit.path == root for entry in survey.entries):
         return survey
     if len(survey.entries) == 1:
@@ -363,7 +367,7 @@ def _problems(
             yield Problem(group.key, f"left alone: {group.skipped}")
         for entry in (kept.entry for kept in group.keep):
             fault = entry.fault or faults.get(entry.path)
-            # Its writer may have removed it meanwhile.
+            # A faulty one may be a temporary file, which its writer has removed meanwhile.
             names = (os.path.join(entry.directory, name) for name in entry.unit.members)
             if fault and any(map(fs.lexists, names)):
                 yield Problem(entry.path, f"{fault}; it is kept")
@@ -441,12 +445,12 @@ class Explanation:
 
     Attributes:
         entry: The checkpoint.
-        stays: Whether it is kept.
+        stays: Whether it is kept, whole or slimmed.
         reasons: Reasons to keep it.
         against: Why each rule doesn't keep it.
         place: Its position in its series: ``7th newest of 12``, and its rank by the policy's metric.
         key: The key of its series.
-        asked: The path given by the user, if it is a part of the checkpoint or a link to it.
+        requested_path: The path given by the user, if it is a part of the checkpoint or a link to it.
         slims: Whether it is kept without its training state.
     """
 
@@ -456,7 +460,7 @@ class Explanation:
     against: tuple[str, ...]
     place: tuple[str, ...] = ()
     key: str = ""
-    asked: str | None = None
+    requested_path: str | None = None
     slims: bool = False
 
     def document(self) -> dict[str, Any]:
@@ -482,7 +486,7 @@ def explain(planned: PrunePlan, path: str) -> Explanation:
         against=tuple(_against(planned, group_plan, save, entry, history)),
         place=tuple(_place(group_plan.policy, save, history)),
         key=group_plan.key,
-        asked=None if fs.normpath(path) == fs.normpath(entry.path) else path,
+        requested_path=None if fs.normpath(path) == fs.normpath(entry.path) else path,
         slims=entry in group_plan.slim,
     )
 
@@ -501,6 +505,7 @@ def _find(planned: PrunePlan, path: str) -> tuple[Group, GroupPlan, Entry, Entry
             group, save = saves[entry.path]
             for name in {entry.name, *entry.unit.members}:
                 known[fs.realpath(os.path.join(entry.directory, name))] = group, group_plan, save, entry
+    # The path may be a file inside a checkpoint: the innermost checkpoint around it is meant.
     real = fs.realpath(path)
     while real not in known:
         above = fs.dirname(real)

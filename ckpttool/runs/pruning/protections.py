@@ -93,12 +93,12 @@ def doubts_of(groups: Sequence[Group], declared: Collection[str] = ()) -> dict[s
     doubts: dict[str, str] = {}
     for saves in groups:
         why = doubt_of(saves, declared)
-        if why is not None and not (why == NOT_COUNTED and _is_counted_beside(saves, declared)):
+        if why is not None and not (why == NOT_COUNTED and _has_counted_part(saves, declared)):
             doubts[saves.key] = why
     return doubts
 
 
-def _is_counted_beside(saves: Group, declared: Collection[str]) -> bool:
+def _has_counted_part(saves: Group, declared: Collection[str]) -> bool:
     """Return whether the names of other parts of the saves count them."""
     lines: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for part in (part for entry in saves.entries for part in entry.parts[1:]):
@@ -124,9 +124,10 @@ def _merged_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | 
         return UNORDERED
     if all(entry.fields.blank in declared for entry in entries):
         return None
+    # Saves of one run have different counts. Models of different names that were trained equally long don't.
     counts = {entry.inside for entry in sound}
-    stands_still = len(sound) > 1 and len(counts) == 1 and counts != {(None, None)}
-    return EQUALLY_LONG if stands_still else None
+    are_equal = len(sound) > 1 and len(counts) == 1 and counts != {(None, None)}
+    return EQUALLY_LONG if are_equal else None
 
 
 def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
@@ -186,6 +187,8 @@ def _contradicts(sound: Sequence[Entry]) -> bool:
 
 def _could_be_parts(entries: Sequence[Entry]) -> bool:
     """Return whether these may be files that the ranks of one job wrote for one save."""
+    # Ranks count from 0 without a gap, and write at the same time. An epoch or step inside
+    # shows that a file is a save of its own.
     if any(value is not None for entry in entries for value in entry.inside):
         return False
     times = [entry.modified_ns for entry in entries]
@@ -193,7 +196,9 @@ def _could_be_parts(entries: Sequence[Entry]) -> bool:
     return is_at_once and sorted(entry.fields.number or 0 for entry in entries) == list(range(len(entries)))
 
 
-def witnesses(group: Group, declared: Collection[str] = (), faults: Collection[str] = ()) -> list[Entry]:
+def setting_witnesses(
+    group: Group, declared: Collection[str] = (), faults: Collection[str] = ()
+) -> list[Entry]:
     """Return the oldest and two newest intact checkpoints of a run that only a setting identifies."""
     # The setting (``acc2``) is known not to be a metric because each of its values has several checkpoints,
     # and two have the same epoch. Were all but one removed, the next survey would take the rest for saves of
@@ -285,7 +290,7 @@ def own_reasons(survey: Survey, scope: Scope, min_age: int) -> dict[str, list[st
     ``min_age`` is in seconds: younger checkpoints are kept.
     """
     reasons: dict[str, list[str]] = {}
-    youngest = (_now(survey.root) - min_age) * 1e9 if min_age else 0.0
+    youngest = (_file_clock(survey.root) - min_age) * 1e9 if min_age else 0.0
     points = mount_points(below=survey.root) or ()
     excluded = Globs(scope.exclude, survey.root)
     for entry in survey.entries:
@@ -305,8 +310,9 @@ def foreign_reason(entry: Entry) -> str:
     return f"contains {names[0]}{more}, not part of the checkpoint (--yes removes it)"
 
 
-def _now(root: str) -> float:
+def _file_clock(root: str) -> float:
     """Return the time by the clock that the files' times come from, in seconds since 1970."""
+    # In a store that is the store's clock, which may differ from this machine's.
     try:
         return fs.place_of(root).clock(root)
     except OSError as error:
@@ -347,7 +353,7 @@ def protections_of(
     for group in saves:
         for entry in untrained_entries(group):
             reasons[entry.path].append(NOTHING_TRAINED)
-        for entry in witnesses(group, named_series, faults):
+        for entry in setting_witnesses(group, named_series, faults):
             reasons[entry.path].append(WITNESS)
     doubts = doubts_of(saves, named_series)
     for key, first in {group.key: group.entries[0] for group in saves}.items():
@@ -437,7 +443,7 @@ class RequiredCopies:
         self._proven: dict[str, dict[str, os.stat_result]] = {}
         fs.refresh(location)
 
-    def lacking(self, entries: Iterable[Entry]) -> dict[str, str]:
+    def unproven(self, entries: Iterable[Entry]) -> dict[str, str]:
         """Return reasons to keep checkpoints whose copy isn't proven, by path.
 
         Raises:
@@ -469,6 +475,8 @@ class RequiredCopies:
 
 
 def _is_copy(path: str, file: Fingerprint, copy: str, status: os.stat_result, advance: Advance) -> bool:
+    # A hard link, or the directory itself under another mount, has the same bytes but is no copy. Its
+    # inode shows it.
     own = status_of(path)
     if own is None or own.st_size != status.st_size:
         return False
@@ -515,6 +523,8 @@ def failed_runs(
 
 
 def _series_failure(group: Group, now: float, busy: Collection[str], jobs: int | None) -> str | None:
+    # After a restart, the newest by order and the one written last differ. A run that goes on has written
+    # a good one, so it failed only if each candidate is bad.
     first = None
     for entry in may_be_newest(group.entries):
         reason = _entry_failure(entry, now, busy, jobs)
@@ -526,10 +536,12 @@ def _series_failure(group: Group, now: float, busy: Collection[str], jobs: int |
 
 def _entry_failure(newest: Entry, now: float, busy: Collection[str], jobs: int | None) -> str | None:
     if newest.fault is not None:
+        # A save that was cut is a failure only once its writer has ended: no temporary file is left, and it
+        # is old. Damage, or a part that is missing altogether, may have other causes than a failed run.
         parts = parts_of(newest)
         is_finished = not any(part.path in busy or temporary_for(part.name) for part in parts)
         is_stale = newest.modified_ns / 10**9 < now - STALE_SECONDS
-        is_cut = not all(part.is_complete for part in parts)  # that a part is missing is no failure
+        is_cut = not all(part.is_complete for part in parts)
         is_cut &= newest.is_incomplete and is_finished and is_stale
         return f"its newest, {newest.name}, is {newest.fault}" if is_cut else None
     for part in parts_of(newest):

@@ -6,7 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckpttool.core.errors import AccessDenied, CheckpointError
 from ckpttool.core.options import shows_keywords
@@ -54,21 +54,6 @@ Confirm = Callable[[PrunePlan], bool | None]
 """Returns whether to carry out a plan; None without an answer."""
 
 
-class PruneEvent(NamedTuple):
-    """Change that a prune made to one checkpoint.
-
-    Attributes:
-        status: In a word: ``removed``, ``trashed``, ``slimmed``.
-        words: Description for a log.
-        nbytes: Bytes of its files; None if it is kept.
-    """
-
-    path: str
-    status: str
-    words: str
-    nbytes: int | None = None
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Pruned(Result):
     """Result of ``prune``; of a dry run, the expected one.
@@ -82,7 +67,8 @@ class Pruned(Result):
         problems: Problems for the user.
         warnings: Doubts.
         journals: Journals still to be recovered.
-        finished, put_back: Paths of interrupted removals that recovery completed, or reverted.
+        finished: Paths of interrupted removals that recovery completed.
+        put_back: Paths of interrupted removals that recovery reverted.
         trash: Identity of the command in the trash; None if files are removed.
         trashed_bytes: Bytes moved to the trash.
     """
@@ -111,15 +97,18 @@ class Pruned(Result):
         return f"{gone:,} {removed}{slim}, {self.freed_bytes:,} bytes"
 
     @property
-    def events(self) -> Iterator[PruneEvent]:
-        """Yield the changes made to checkpoints; none for a dry run or a declined plan."""
+    def events(self) -> Iterator[tuple[str, str, str, int | None]]:
+        """Yield path, status, description and bytes of each changed checkpoint; none for a dry run.
+
+        The status is ``removed``, ``trashed`` or ``slimmed``. The bytes are None for a slimmed one.
+        """
         if self.dry_run or self.declined:
             return
         status, verb = ("removed", "removed") if self.trash is None else ("trashed", "moved to the trash")
         for entry in (one for one in self.plan.removals if one.path not in self.failed):
-            yield PruneEvent(entry.path, status, f"{verb}, {file_size(entry.nbytes)}", entry.nbytes)
+            yield entry.path, status, f"{verb}, {file_size(entry.nbytes)}", entry.nbytes
         for entry in self.plan.slimmed:
-            yield PruneEvent(entry.path, "slimmed", "slimmed to its weights")
+            yield entry.path, "slimmed", "slimmed to its weights", None
 
     def document(self) -> dict[str, Any]:
         names = {"policy": "plan.rules", "groups": "plan.groups"}
@@ -229,16 +218,23 @@ def _recovered_survey(
     Returns:
         The survey after that; the result of the recovery; and leftovers that could not be cleared, in words.
     """
+    # A pending journal below is only found by the survey, so recovery there follows it, and a second survey
+    # sees its result. Temporary files inside of checkpoints, from interrupted outputs, are cleared likewise.
     recovery = _recover(root, locks)
     survey = survey_series(root, request, progress)
     owners = dict.fromkeys(map(directory_of_journal, survey.journals))
     below = [path for path in owners if fs.isdir(path) and not fs.samefile(path, root)]
     for directory in below:
         recovery.add(_recover(directory, locks))
-    inside = {path for entry in survey.entries for path in _littered_directories(entry)}
+    inside = {
+        os.path.join(entry.directory, os.path.dirname(path))
+        for entry in survey.entries
+        for path in (*entry.contents.directories, *(file.path for file in entry.contents.files))
+        if is_leftover_name(os.path.basename(path))
+    }
     littered = [path for path in sorted({root, *_directories_of(survey), *inside}) if has_leftovers(path)]
     left = [why for path in littered for why in clear_areas(path)]
-    if below or littered:  # what was interrupted there is part of what is planned with
+    if below or littered:
         survey = survey_series(root, request, progress)
     return survey, recovery, left
 
@@ -249,14 +245,6 @@ def _recover(directory: str, locks: _Locks) -> Recovery:
     if engine_of(directory).journals():
         locks.require(directory, "can't recover interrupted commands: {}")
     return Recovery()
-
-
-def _littered_directories(entry: Entry) -> Iterator[str]:
-    """Yield the directories of a checkpoint that hold temporary files of ckpttool."""
-    for path in (*entry.contents.directories, *(file.path for file in entry.contents.files)):
-        directory, name = os.path.split(path)
-        if is_leftover_name(name):
-            yield os.path.join(entry.directory, directory)
 
 
 def _directories_of(survey: Survey) -> set[str]:
@@ -285,11 +273,11 @@ def _confirmed_plan(
     if agreed is None and any(entry.foreign_files for entry in planned.plan.removals):
         planner.keep_foreign()
         kept = planner.plan()
-        going = {entry.path for entry in kept.plan.removals}
+        removed = {entry.path for entry in kept.plan.removals}
         problems = [
             Problem(entry.path, f"not removed: {foreign_reason(entry)}")
             for entry in planned.plan.removals
-            if entry.path not in going and entry.foreign_files
+            if entry.path not in removed and entry.foreign_files
         ]
         planned = replace(kept, problems=(*kept.problems, *problems))
     return planned, method, agreed is False
@@ -345,27 +333,32 @@ def _remove(
     """Remove checkpoints as planned, directory by directory; report those that can't be removed."""
     total = Outcome()
     command = identity or new_identity()
-    going = _going_by_directory(planned.plan.groups)
-    staying = [kept.entry for group in planned.plan.groups for kept in group.keep]
+    by_directory = _removals_by_directory(planned.plan.groups)
+    survivors = [kept.entry for group in planned.plan.groups for kept in group.keep]
     # Places that survivors need besides their own files, each with the path that needs it.
     snapshot = Snapshot()
     needed = {
         **listed_by_indexes_above(root, snapshot, raise_error),
-        **{place: entry.path for entry in staying for place in all_places(entry.needs, snapshot)},
+        **{place: entry.path for entry in survivors for place in all_places(entry.needs, snapshot)},
     }
-    for directory, parts in going.items():
+    # A directory that can't be locked or changed doesn't stop the others; if it is the only one, its error is
+    # that of the command.
+    for directory, parts in by_directory.items():
         try:
             locks.hold(directory)
             removals = _removals(directory, parts, needed, protected, total)
             outcome = engine_of(directory).remove(removals, command, method)
         except CheckpointError as failure:
-            if len(going) == 1:
+            if len(by_directory) == 1:
                 raise
             paths = (one.path for _, entries in parts for one in entries if one.path not in total.failures)
             outcome = Outcome(failures=dict.fromkeys(paths, Failure(failure.reason)))
         total.add(outcome)
-    lacking = "not removed" if identity is None else "not moved to the trash"
-    stayed = {path: f"{lacking}: {why}" for path, why in total.failed.items() if path not in total.stranded}
+    # A stranded checkpoint is removed in part, or still in the stage: the result doesn't call it kept.
+    failure_text = "not removed" if identity is None else "not moved to the trash"
+    stayed = {
+        path: f"{failure_text}: {why}" for path, why in total.failed.items() if path not in total.stranded
+    }
     groups: list[GroupPlan] = []
     for group in planned.plan.groups:
         kept = [KeptEntry(one, (stayed[one.path],)) for one in group.remove if one.path in stayed]
@@ -385,6 +378,8 @@ def _remove(
 
 def _slim(locks: _Locks, result: Pruned, protected: Mapping[str, str], slimming: Slimming) -> Pruned:
     """Slim checkpoints as planned; report those that were left whole."""
+    # A training resumes from the newest, which is kept whole: if one of these has changed since it was read,
+    # no older checkpoint of the series loses its training state.
     slimmed = {entry.path for entry in result.plan.slimmed}
     for group in result.plan.groups:
         whole = [one.entry for one in group.keep if one.entry.is_sound and one.entry.path not in slimmed]
@@ -415,16 +410,16 @@ def _slim(locks: _Locks, result: Pruned, protected: Mapping[str, str], slimming:
     )
 
 
-def _going_by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan, list[Entry]]]]:
+def _removals_by_directory(groups: Sequence[GroupPlan]) -> dict[str, list[tuple[GroupPlan, list[Entry]]]]:
     """Return removals by directory, grouped by series, the oldest first."""
-    going: dict[str, list[tuple[GroupPlan, list[Entry]]]] = defaultdict(list)
+    removals: dict[str, list[tuple[GroupPlan, list[Entry]]]] = defaultdict(list)
     for group in groups:
         for entry in reversed(group.remove):
-            parts = going[entry.directory]
+            parts = removals[entry.directory]
             if not parts or parts[-1][0] is not group:
                 parts.append((group, []))
             parts[-1][1].append(entry)
-    return going
+    return removals
 
 
 def _removals(
@@ -439,9 +434,10 @@ def _removals(
     A checkpoint with a file that a survivor needs isn't removed, even if it is planned.
     """
     removals: list[Group] = []
-    going = [entry.path for _, entries in parts for entry in entries]
+    # Indexes are read again, as a shard may have been listed by another index since the survey.
+    paths = [entry.path for _, entries in parts for entry in entries]
     real = fs.realpath(directory)
-    needed = {**listed_by_indexes_in(directory, real, going), **needed}
+    needed = {**listed_by_indexes_in(directory, real, paths), **needed}
     for group, entries in parts:
         survivors = [kept.entry for kept in group.keep if kept.entry.is_sound]
         changed = next((entry for entry in survivors if not entry.is_unchanged), None)
@@ -455,12 +451,13 @@ def _removals(
             elif entry.path in protected:
                 total.failures[entry.path] = Failure(protected[entry.path])
             else:
-                beside = [kept for kept in survivors if kept.directory == entry.directory]
-                removals.append(_removal(entry, beside))
+                neighbours = [kept for kept in survivors if kept.directory == entry.directory]
+                removals.append(_removal_group(entry, neighbours))
     return removals
 
 
-def _removal(entry: Entry, survivors: Sequence[Entry]) -> Group:
+def _removal_group(entry: Entry, survivors: Sequence[Entry]) -> Group:
+    # Files are in the order of removal: that of the members, so that an index goes before its shards.
     members = entry.members_to_remove
     place = {name: number for number, name in enumerate(members)}
     files = sorted(entry.contents.files, key=lambda file: place[file.path.split(os.sep)[0]])

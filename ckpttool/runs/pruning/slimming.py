@@ -35,7 +35,9 @@ from ckpttool.transaction.transaction import apply
 
 def obstacle_to_slimming(entry: Entry, dtype: str | None) -> str | None:
     """Return why a checkpoint can't be slimmed, by its structure; None if it can."""
-    files = _files_that_go(entry)
+    # Another hard link would keep the old file, and its bytes: nothing would be freed. A manifest would no
+    # longer match.
+    files = _replaced_files(entry)
     if entry.contents.symlinks:
         return "a part of it is a symlink"
     if any(file.links > 1 for file in files):
@@ -61,8 +63,8 @@ def _is_one_file(entry: Entry) -> bool:
     return not entry.state.files and len(entry.contents.files) == 1
 
 
-def _files_that_go(entry: Entry) -> tuple[Fingerprint, ...]:
-    """Return the files that may be removed with the training state: some of a directory, or all."""
+def _replaced_files(entry: Entry) -> tuple[Fingerprint, ...]:
+    """Return the files that slimming removes or writes anew: some of a directory, or all."""
     if not entry.state.files:
         return entry.contents.files
     names = {os.path.join(entry.name, name) for name in entry.state.files}
@@ -109,7 +111,7 @@ class Slimming:
 
     def _slim_directory(self, entry: Entry) -> None:
         require_slim_directory(entry.unit.path, entry.state.files)
-        self._replace(entry, Contents(_files_that_go(entry)))
+        self._replace(entry, Contents(_replaced_files(entry)))
 
     def _trim_directory(self, entry: Entry) -> None:
         def place(staged: StagedOutput, new: Rewritten) -> None:

@@ -401,6 +401,7 @@ def _group_plan(
         else:
             slim.add(entry.path)
     changes = bool(remove or slim)
+    # A doubt about a series is only reported if it matters, that is if the plan would change the series.
     skipped = protections.skipped.get(group.key) or (protections.doubts.get(group.key) if changes else None)
     if skipped is None and policy is None and not remove:
         skipped = NO_RULE
@@ -423,6 +424,7 @@ def fault_of(entry: Entry, protections: Protections) -> str | None:
 
 def freed_bytes(entries: Sequence[Entry]) -> int:
     """Return the bytes of files all of whose hard links belong to these checkpoints."""
+    # The file system frees a file with its last link, and some links may be outside of the directory.
     names: dict[tuple[int, int], int] = defaultdict(int)
     files = {}
     for entry in entries:
@@ -504,6 +506,8 @@ def _part_plan(
     main = plans.get(group.key) or next(iter(plans.values()))
     if all(not entry.save for entry in group.entries):
         return main
+    # The first parts of these saves may be in several series, so each part gets the decision on its own save.
+    # The excess is reported once, for the series of first parts.
     kept = {one.entry.path: one for made in plans.values() for one in made.keep}
     saves = {entry.path: by_part[entry.path][0] for entry in group.entries}
     newest_first = group.entries[::-1]

@@ -45,6 +45,7 @@ def glob_below(text: str) -> str:
         raise WrongValue("a glob below the directory of this file")
     if not all(parts) or any("**" in part and part != "**" for part in parts):
         raise WrongValue("a glob like models/*.pth or **/*.pth, with ** as a whole name")
+    # ``fnmatch`` takes a ``[`` that isn't closed literally, so that such a glob would match nothing.
     if any(_UNCLOSED.search(part) for part in parts):
         raise WrongValue("each [ needs a closing ]")
     return "/".join(parts)
@@ -63,9 +64,9 @@ class PathRule:
     """A policy for the series whose paths match a glob: ``[[retention.rule]]``.
 
     Attributes:
-        glob: Of ``<directory>/<name with * for its fields>``, relative to the configuration's directory.
+        glob: Matches ``<directory>/<name with * for its fields>``, relative to the configuration's directory.
         policy: The policy.
-        origin: Place in the configuration, for messages.
+        origin: Place in the configuration, for messages; empty if it has none.
     """
 
     glob: str = option(
@@ -100,7 +101,7 @@ class Policies(NamedTuple):
 
     @property
     def each(self) -> Iterator[Policy | None]:
-        """Yield all policies."""
+        """Yield all policies, the default first, which may be None."""
         yield self.default
         yield from (rule.policy for rule in self.rules)
 
@@ -135,6 +136,7 @@ class Policies(NamedTuple):
         return [rule for rule in self.rules if not any(matches(rule.glob, path) for path in paths)]
 
     def _paths(self, group: Group) -> list[str]:
+        # Both sides are real paths, so that a symlink on the way to the directory changes no match.
         base = fs.realpath(self.directory)
         names = dict.fromkeys((entry.directory, entry.fields.blank) for entry in group.entries)
         real = {directory: fs.realpath(directory) for directory, _ in names}

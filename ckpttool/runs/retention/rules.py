@@ -178,6 +178,8 @@ def _not_last(policy: Policy, history: History, entry: Entry) -> str:
 
 def _keep_best(policy: Policy, history: History) -> KeptWithReasons:
     """Keep the best, and those without a value to compare."""
+    # A missing or NaN value says nothing about how good a checkpoint is: a log may lack the step. It is kept,
+    # and doesn't count towards N.
     metric, count = policy.metric or "", policy.keep_best
     for entry in rank_by_metric(policy, history)[:count]:
         yield entry, f"best {count} by {metric} ({entry.recorded_metric(metric):.6g})"
@@ -234,6 +236,8 @@ def is_carried_on(metric: str, values: Iterable[float], mode: Mode | None) -> bo
     """
     if metric.startswith("best"):
         return True
+    # A loss may fall at each save, too, so that it never gets worse: only a repeated last value, which two
+    # measurements hardly share, or the name shows that it is carried on.
     sign = -1 if mode == "max" else 1
     known = [sign * value if math.isfinite(value) else math.inf for value in values]
     if any(one < two for one, two in pairwise(known)):
@@ -254,7 +258,7 @@ def _keep_every(count: str, policy: Policy, history: History) -> KeptWithReasons
     each = getattr(policy, f"keep_every_{count}s")
     value_of = attrgetter(count)
     stretch = count if each == 1 else f"{each:,} {count}s"
-    for entry in stretches(each, value_of, history).values():
+    for entry in first_of_multiples(each, value_of, history).values():
         yield entry, f"every {stretch} ({number(value_of(entry))})"
     for entry in history.intact:
         if value_of(entry) is None:
@@ -265,13 +269,17 @@ def _not_first(count: str, policy: Policy, history: History, entry: Entry) -> st
     each = getattr(policy, f"keep_every_{count}s")
     place = attrgetter(count)
     stretch = int(place(entry) // each)
-    first = stretches(each, place, history)[stretch]
+    first = first_of_multiples(each, place, history)[stretch]
     text = f"{first.name} is the first at or after {count} {number(stretch * each)}"
     return f"{text}, not this ({number(place(entry))})"
 
 
-def stretches(each: int, value_of: Callable[[Entry], float | None], history: History) -> dict[int, Entry]:
+def first_of_multiples(
+    each: int, value_of: Callable[[Entry], float | None], history: History
+) -> dict[int, Entry]:
     """Return the first checkpoint at or after each multiple, by the multiple; of equals the newer."""
+    # A run needn't save exactly at multiples, as after a restart. Sorting is stable, and the newest come first,
+    # so of equal counts the newer one is kept.
     first: dict[int, Entry] = {}
     for entry in sorted(
         (one for one in history.intact if value_of(one) is not None), key=lambda one: value_of(one) or 0
@@ -315,6 +323,7 @@ def _not_newest(rule: str, policy: Policy, history: History, entry: Entry) -> st
 
 def newest_of_periods(rule: str, history: History) -> Iterator[tuple[str, Entry]]:
     """Yield each period that has a checkpoint, as text, with its newest one; the newest period first."""
+    # Periods without a checkpoint aren't counted, so that a pause of the training removes nothing.
     key, format = PERIODS[rule]
     seen: set[Hashable] = set()
     for entry in history.by_time:
@@ -552,6 +561,7 @@ class Policy:
         if self.mode is not None and self.metric is None:
             raise UsageError("--mode needs --keep-best N and --metric NAME")
         check_mode(self.mode)
+        # A mode that the name implies is stored, so that it is among ``rules``, which plans show.
         if self.metric is not None:
             object.__setattr__(self, "mode", self.mode or mode_of(self.metric))
         for name, rule in RULES.items():

@@ -273,7 +273,7 @@ STEPS = {
     "exact multiples": (1000, [500, 1000, 1500, 2000, 2500], [500, 1000, 2000, 2500], "0 is a multiple"),
     "never exact": (1000, [999, 1999, 2999], [999, 1999, 2999], "one a stretch"),
     "one off": (1000, [1001, 1501, 2001, 2501], [1001, 2001, 2501], "the first behind each multiple"),
-    "a gap": (1000, [100, 200, 5100, 5200, 5300], [100, 5100, 5300], "4 stretches have none"),
+    "a gap": (1000, [100, 200, 5100, 5200, 5300], [100, 5100, 5300], "4 first_of_multiples have none"),
     "coarser than the run": (10**6, [100, 200, 300], [100, 300], "the first of the only stretch, the newest"),
     "each step": (1, [1, 2, 3], [1, 2, 3], "each has a stretch of its own"),
 }
