@@ -20,8 +20,8 @@ from ckpttool.runs.entry import Entry
 from ckpttool.runs.series import is_flat
 from ckpttool.storage import fs
 
-_FEWEST = 3
-"""Fewest checkpoints of which the interval is known: two have only one, which may be a pause."""
+_MIN_CHECKPOINTS = 3
+"""Minimum number of checkpoints for an interval: two have only one, which may be a pause."""
 _PAUSE = 5
 """An interval longer than this many median intervals is a pause: a job waited, or was restarted."""
 _DAY = 86_400
@@ -29,17 +29,17 @@ _DAY = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Cadence:
-    """Cadence of a series; unknown values are None.
+    """Cadence of a series; unknown values are None. Times are in seconds.
 
     Attributes:
-        interval: Median seconds from one save to the next.
+        interval: Median time from one save to the next.
         steps, epochs: Median steps and epochs between two saves.
-        pauses: Number of intervals that were far longer.
+        pauses: Number of intervals over five times the median.
         nbytes: Median bytes of a checkpoint.
-        save_time: Seconds that a save takes.
+        save_time: Time that a save takes.
         free_bytes: Free bytes of the file system.
-        best_interval: Interval in seconds that wastes the least time, given the mean time between failures.
-        unknown: Why intervals are unknown.
+        best_interval: Interval that wastes the least time, given the mean time between failures.
+        unknown_reason: Why intervals are unknown.
     """
 
     interval: float | None = None
@@ -50,7 +50,7 @@ class Cadence:
     save_time: float | None = None
     free_bytes: int | None = None
     best_interval: float | None = None
-    unknown: str | None = None
+    unknown_reason: str | None = None
 
     @property
     def daily_bytes(self) -> float | None:
@@ -120,31 +120,32 @@ def cadence_of(
     """
     sound = [entry for entry in entries if entry.is_sound]
     if not sound:
-        return Cadence(unknown="no checkpoint is intact")
+        return Cadence(unknown_reason="no checkpoint is intact")
     free = fs.place_of(sound[0].path).free_bytes(sound[0].directory)
     taken = _save_time(sound) if save_time is None else save_time
     nbytes = median(entry.nbytes for entry in sound)
     unknown, intervals = None, list[float]()
-    if len(sound) < _FEWEST:
-        unknown = f"fewer than {_FEWEST} checkpoints"
+    if len(sound) < _MIN_CHECKPOINTS:
+        unknown = f"fewer than {_MIN_CHECKPOINTS} checkpoints"
     elif not (intervals := _intervals(sound)):
         unknown = "all were written within a minute, as if copied"
     usual = median(intervals) if intervals else None
     return Cadence(
         interval=usual,
-        steps=_between(sound, lambda entry: entry.step),
-        epochs=_between(sound, lambda entry: entry.epoch),
+        steps=_median_gap(sound, lambda entry: entry.step),
+        epochs=_median_gap(sound, lambda entry: entry.epoch),
         pauses=sum(one > _PAUSE * usual for one in intervals) if usual else 0,
         nbytes=nbytes,
         save_time=taken,
         free_bytes=free,
         best_interval=None if mtbf is None or taken is None else best_interval(taken, mtbf),
-        unknown=unknown,
+        unknown_reason=unknown,
     )
 
 
 def _intervals(sound: Sequence[Entry]) -> list[float]:
     """Return the seconds between saves, by recorded times, else by files' times."""
+    # Recorded times may be coarse: if two are equal, files' times are used.
     recorded = [entry.saved_at for entry in sound if entry.saved_at is not None]
     if len(recorded) < len(sound) or len(set(recorded)) < len(recorded):
         if is_flat(sound):
@@ -153,9 +154,9 @@ def _intervals(sound: Sequence[Entry]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(sorted(recorded)) if later > earlier]
 
 
-def _between(sound: Sequence[Entry], count: Callable[[Entry], float | None]) -> float | None:
+def _median_gap(sound: Sequence[Entry], count: Callable[[Entry], float | None]) -> float | None:
     counts = [value for entry in sound if (value := count(entry)) is not None]
-    if len(counts) < _FEWEST or len(counts) < len(sound):
+    if len(counts) < _MIN_CHECKPOINTS or len(counts) < len(sound):
         return None
     return median(later - earlier for earlier, later in pairwise(sorted(counts))) or None
 

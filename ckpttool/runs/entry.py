@@ -80,22 +80,22 @@ class Entry:
         fields: Fields of its name.
         safety: Whether loading it with its framework could run code.
         danger: The code that loading it would run; None if it isn't known to be unsafe.
-        is_complete: False if a part is missing, or it can't be opened.
+        is_complete: Whether it can be opened, and no part is missing.
         fault: Its fault, with code ``DAMAGED``, ``INCOMPLETE`` or ``UNREADABLE``; None if it is sound.
         epoch, step: From inside the checkpoint, else from its name.
-        inside: Epoch and step recorded inside.
+        counts_inside: Epoch and step recorded inside; None for one that isn't.
         saved_at: Recorded time of the save, in seconds since 1970.
         loss: Its training loss, if that is known to be of this checkpoint.
         metrics: Metrics from inside, its name, or a log.
-        logged_as: Step in its trainer's logs; None if it is the same.
+        logged_as: Step in its trainer's logs; None if unknown.
         signature: Hash of the names and shapes of its tensors; None if it isn't sound.
         granularity: How much of a training run it holds; None if unknown.
-        has_weights: Whether there are weights among its tensors.
+        has_weights: Whether any of its tensors is a weight.
         best_paths: Paths of the run's best checkpoint, recorded inside.
         holds_others: Whether its directory contains other checkpoints.
         linked_bytes: Its bytes with targets of symlinks; None if no part is a symlink.
-        holds: Description of its content.
-        needs: Paths that it needs besides its own files.
+        content_summary: How much of a training run it holds, and its numbers of tensors and parameters.
+        needed_paths: Paths that it needs besides its own files.
         series: Pattern of paths that the user declared one series, over directories.
         group: Key of the series it belongs to.
         run: Directory of the run that wrote it.
@@ -117,7 +117,7 @@ class Entry:
     fault: Reason | None = None
     epoch: Number | None = None
     step: int | None = None
-    inside: tuple[Number | None, int | None] = (None, None)
+    counts_inside: tuple[Number | None, int | None] = (None, None)
     saved_at: float | None = None
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -128,8 +128,8 @@ class Entry:
     best_paths: tuple[str, ...] = ()
     holds_others: bool = False
     linked_bytes: int | None = None
-    holds: str = ""
-    needs: tuple[str, ...] = field(default=(), repr=False)
+    content_summary: str = ""
+    needed_paths: tuple[str, ...] = field(default=(), repr=False)
     series: str | None = None
     group: str = ""
     run: str = ""
@@ -147,6 +147,7 @@ class Entry:
     @property
     def holds_state(self) -> bool:
         """Return whether it holds weights, and at least 1 % of training state."""
+        # Less isn't worth writing the checkpoint anew.
         return self.has_weights and self.state.nbytes * 100 >= max(self.nbytes, 1)
 
     @property
@@ -280,7 +281,9 @@ def state_part(unit: Unit, files: Contents, checkpoint: Checkpoint) -> StatePart
         return StatePart()
     if sizes:
         return StatePart(sum(sizes.values()), tuple(sizes))
-    is_file = len(files.files) == 1  # of a directory, the other tensors keep their types
+    # Only a single file is converted to 16 bits when it is slimmed; the other tensors of a directory keep
+    # their types. A tensor that shares another's storage takes no bytes of its own.
+    is_file = len(files.files) == 1
     floats = [one for one in others if is_file and one.dtype.kind == "float" and one.shares_with is None]
     return StatePart(_nbytes(state), (), sum(one.nbytes - 2 * one.size for one in floats))
 
@@ -292,6 +295,9 @@ def _state_files(
 
     Paths are relative to the directory.
     """
+    # The format knows which files its framework needs only to resume, and is told which ones hold nothing but
+    # state tensors. If some state is in a file that also holds weights, removing files isn't enough: the
+    # checkpoint has to be written anew.
     base = os.path.basename(unit.path) + os.sep
     sizes = {one.path.removeprefix(base): one.size for one in files.files if one.path.startswith(base)}
     if not sizes or unit.format is None:

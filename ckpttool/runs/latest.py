@@ -128,7 +128,9 @@ def find_latest(
             continue
         looks += 1
         if vanished := _vanished(surveyed, look):
-            _require_rest(directory, looks, vanished)
+            if looks == _MAX_LOOKS:
+                problem = f"checkpoints are renamed or removed during every scan: {vanished[0]}"
+                raise AccessDenied(shown(directory), problem, expected="try again later")
             clock.sleep(POLL_SECONDS)
             continue
         if look.latest.entry is None and look.unreadable:
@@ -193,18 +195,20 @@ def _first(found: Mapping[str, Latest], query: LatestQuery) -> str | None:
     groups: list[Group] = []
     for directory, entry in entries.items():
         if not any(_is_same_save(entry, group.entries[0]) for group in groups):
-            groups.append(Group(directory, (replace(entry, run=""),)))  # a run has several places here
+            # A run may be in several directories here, as on a local disk and in a store: by an equal
+            # ``run``, steps decide between them, not times.
+            groups.append(Group(directory, (replace(entry, run=""),)))
     newest = next(newest_first(groups), None)
     return next((group.key for group in groups if group.entries[0] is newest), None)
 
 
-def _identity(entry: Entry) -> tuple[object, ...]:
-    return entry.epoch, entry.step, entry.granularity, entry.signature
-
-
 def _is_same_save(entry: Entry, other: Entry) -> bool:
     """Return whether two checkpoints are copies of one save."""
-    if _identity(entry) != _identity(other):
+    # Times and paths of copies differ. Without an epoch and step, the signature is that of all saves of the
+    # run, so name and size must be equal, too.
+    if (entry.epoch, entry.step) != (other.epoch, other.step):
+        return False
+    if (entry.granularity, entry.signature) != (other.granularity, other.signature):
         return False
     is_counted = entry.epoch is not None or entry.step is not None
     return is_counted or (entry.name, entry.nbytes) == (other.name, other.nbytes)
@@ -233,21 +237,16 @@ def _vanished(surveyed: Survey | NotFound, look: SearchAnswer) -> list[str]:
     Sound and older checkpoints may vanish: trainings remove them. So may a file without a checkpoint's name,
     unless it is the only one.
     """
+    # A faulty candidate may have been renamed while it was read, and be fine under its new name, as when a
+    # writer puts a finished save in place. A pending journal that has vanished was recovered meanwhile.
     if isinstance(surveyed, NotFound):
         return []
     chosen = look.latest.entry
     unseen = [path for path in surveyed.vanished if chosen is None or _has_name_of_save(path)]
     faulty = [entry for entry in surveyed.entries if entry.fault is not None]
-    seen = [*([] if chosen is None else [chosen]), *faulty, *look.passed]
+    seen = [*([] if chosen is None else [chosen]), *faulty, *look.rejected]
     members = (os.path.join(entry.directory, name) for entry in seen for name in entry.unit.members)
     return unseen + [shown(path) for path in (*members, *surveyed.journals) if not fs.lexists(path)]
-
-
-def _require_rest(root: str, looks: int, vanished: Sequence[str]) -> None:
-    """Require that a directory is worth another look."""
-    if looks == _MAX_LOOKS:
-        problem = f"checkpoints are renamed or removed during every scan: {vanished[0]}"
-        raise AccessDenied(shown(root), problem, expected="try again later")
 
 
 def _has_name_of_save(path: str) -> bool:

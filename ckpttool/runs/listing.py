@@ -348,6 +348,7 @@ def preview_directory(
     try:
         return DirectoryPreview(survey, protections, make_plan(scope, progress, survey))
     except UsageError as error:
+        # Unlike ``prune``, a preview shows the plan that ``--max-delete`` refuses, with the refusal.
         if scope.max_delete is None:
             raise
         planned = make_plan(replace(scope, max_delete=None), progress, survey)
@@ -383,6 +384,8 @@ def listing_of(
     require_metric(best, entries)
     if best is not None:
         mode = resolve_mode(best, mode, "--best")
+    # The work of full reads may be split between machines: each lists all checkpoints, and reads its part of
+    # them, about equal numbers of bytes.
     parts = {} if part is None else split({entry.path: entry.nbytes for entry in entries}, part.of)
     own = {path for path, number in parts.items() if part and number == part.number}
     is_read = {entry.path: depth == "full" and (part is None or entry.path in own) for entry in entries}
@@ -395,7 +398,8 @@ def listing_of(
     faults = dict(zip(sound, read_each_in_full([*sound.values()], jobs, progress, executor), strict=True))
     listed, seen = list[ListedSeries](), set[str]()
     for preview in previews:
-        kept: dict[str, tuple[str, ...]] = {}  # why a policy keeps each; nothing where it would go
+        # Reasons of the policy to keep each checkpoint; empty for one that it would remove.
+        kept: dict[str, tuple[str, ...]] = {}
         slim: set[str] = set()
         if preview.planned is not None:
             plan = preview.planned.plan
@@ -416,6 +420,7 @@ def listing_of(
                 for row in _rows(read, preview, kept, best, mode)
             ]
             listed.append(ListedSeries(group.key, tuple(_sort_rows(rows, key, reverse=reverse))))
+    # Series are in the order of their first checkpoints, whose key may be unknown.
     if key is not None:
         firsts = _sort_rows([series.checkpoints[0] for series in listed], key, reverse=reverse)
         ranks = {row.entry.path: rank for rank, row in enumerate(firsts)}
@@ -517,6 +522,8 @@ def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> st
         for entry in entries
         if entry.is_sound and (value := entry.metric(metric)) is not None
     ]
+    # Entries are the oldest first. Of equal values, the newest wins, unless the metric is carried on: then
+    # the oldest has reached it.
     later = -1 if is_carried_on(metric, [value for value, _ in measured], mode) else 1
     ranked = [(sign * value, later * number, path) for number, (value, path) in enumerate(measured)]
     return max(ranked)[2] if ranked else None
@@ -524,6 +531,7 @@ def _best(entries: Sequence[Entry], metric: str | None, mode: Mode | None) -> st
 
 def _unlisted(survey: Survey, seen: set[str]) -> Iterator[Group]:
     """Yield the series of a directory without checkpoints that an earlier directory listed."""
+    # Directories may contain each other, or be links to one: real paths show which checkpoints are the same.
     real = {directory: fs.realpath(directory) for directory in {e.directory for e in survey.entries}}
     paths = {entry.path: os.path.join(real[entry.directory], entry.name) for entry in survey.entries}
     for group in survey.groups:

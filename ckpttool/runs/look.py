@@ -62,6 +62,8 @@ def needed_paths(
     ``checkpoint`` is None if it can't be opened. With ``all``, its own files are included, as files of other
     checkpoints may be among them.
     """
+    # These are files that an index names in other directories, and symlinks, whose targets must not be
+    # removed with another checkpoint.
     directory = os.path.dirname(unit.path)
     own = {file.path: fs.normpath(os.path.join(directory, file.path)) for file in files.files}
     paths = set(own.values())
@@ -77,6 +79,8 @@ def resolved_links(path: str, snapshot: Snapshot) -> Iterator[str]:
     if not fs.place_of(path).has_links:
         yield fs.normpath(path)
         return
+    # ``os.path.realpath`` gives only the target; here, each link on the way is needed, too, as removing one
+    # breaks the path as well. Names still to be resolved are a stack: a link's target is pushed onto it.
     waiting = [part for part in reversed(fs.abspath(path).split(os.sep)) if part]
     reached, links = os.sep, 0
     while waiting:
@@ -109,6 +113,7 @@ def resolved_links(path: str, snapshot: Snapshot) -> Iterator[str]:
 def all_places(paths: Iterable[str], snapshot: Snapshot) -> set[str]:
     """Return the targets of paths and all symlinks on their way; each directory is resolved once."""
     places: set[str] = set()
+    # Shards are usually in one directory, and resolving it takes a system call for each component.
     real: dict[str, str] = {}
     for path in paths:
         above, name = os.path.split(path)
@@ -128,28 +133,28 @@ def listed_by_indexes_above(
     return {place: index for path, index in named.items() for place in resolved_links(path, snapshot)}
 
 
-def listed_by_indexes_in(directory: str, real: str, going: Collection[str]) -> dict[str, str]:
+def listed_by_indexes_in(directory: str, real: str, removed: Collection[str]) -> dict[str, str]:
     """Return the places that indexes in a directory list now, with the index.
 
     Args:
         directory: The directory.
         real: Its real path.
-        going: Paths of checkpoints to be removed, whose indexes don't count.
+        removed: Paths of checkpoints to be removed, whose indexes don't count.
     """
-    leaving = {os.path.basename(path) for path in going}
+    names = {os.path.basename(path) for path in removed}
     try:
         sets = sets_in(directory, scan(directory))
     except CheckpointError:  # then nothing can be removed there, either
         return {}
-    staying = (unit for unit in sets if os.path.basename(unit.path) not in leaving)
-    return {os.path.join(real, name): unit.path for unit in staying for name in (*unit.members, *unit.shared)}
+    kept = (unit for unit in sets if os.path.basename(unit.path) not in names)
+    return {os.path.join(real, name): unit.path for unit in kept for name in (*unit.members, *unit.shared)}
 
 
 def needing_path(real: str, contents: Contents, needed: Mapping[str, str]) -> str | None:
     """Return the path that needs a file of a checkpoint, or None; ``real`` is its directory's real path."""
     for path in (*(file.path for file in contents.files), *contents.directories):
-        if (who := needed.get(os.path.join(real, path))) is not None:
-            return who
+        if (user := needed.get(os.path.join(real, path))) is not None:
+            return user
     return None
 
 
@@ -163,7 +168,7 @@ def look_at(unit: Unit, *, holds_others: bool = False) -> Entry | None:
     return _entry_from(unit, files, lambda: _open(unit), holds_others=holds_others)
 
 
-def look_for(path: str) -> tuple[Unit | None, Entry | None, str | None]:
+def look_at_path(path: str) -> tuple[Unit | None, Entry | None, str | None]:
     """Return unit and entry of a file, or the reason why a model is not read.
 
     The same as ``unit_at`` and ``look_at``, but the file is opened once.
@@ -188,6 +193,8 @@ def look_for(path: str) -> tuple[Unit | None, Entry | None, str | None]:
 def _entry_from(
     unit: Unit, files: Contents, opened: Callable[[], Checkpoint], *, holds_others: bool = False
 ) -> Entry | None:
+    # A survey gives no verdict, so zips in stores are opened by their directories alone. Failed requests
+    # below the directory are raised at the end.
     try:
         above = os.path.dirname(unit.path)
         with (
@@ -217,11 +224,13 @@ def _open_from(probe: Probe, format: Format | None) -> Checkpoint:
 
 
 def _unsound_entry(unit: Unit, files: Contents, failure: CheckpointError) -> Entry:
+    # A checkpoint that ends early, or is still empty, may be being written. Other damage is not a matter of
+    # time, and a file that can't be read may be readable later.
     is_empty = bool(files.files) and not files.nbytes
     if not isinstance(failure, DamagedCheckpoint | NotACheckpoint):
         kind = Code.UNREADABLE
     elif isinstance(failure, Truncated) or is_empty:
-        kind = Code.INCOMPLETE  # it lacks its end: it may still be being written
+        kind = Code.INCOMPLETE
     else:
         kind = Code.DAMAGED
     fields = parse_name(os.path.basename(unit.path))
@@ -239,7 +248,7 @@ def _unsound_entry(unit: Unit, files: Contents, failure: CheckpointError) -> Ent
         epoch=fields.epoch,
         step=fields.step,
         saved_at=_seconds(fields.saved_at),
-        needs=needed_paths(unit, files, None),
+        needed_paths=needed_paths(unit, files, None),
     )
 
 
@@ -260,7 +269,7 @@ def _sound_entry(unit: Unit, files: Contents, checkpoint: Checkpoint, holds_othe
         fault=structural_fault,
         epoch=fields.epoch if inside[0] is None else inside[0],
         step=fields.step if inside[1] is None else inside[1],
-        inside=inside,
+        counts_inside=inside,
         saved_at=_seconds(training.saved_at),
         loss=_own_loss(training, fields),
         metrics=training.metrics,
@@ -272,8 +281,8 @@ def _sound_entry(unit: Unit, files: Contents, checkpoint: Checkpoint, holds_othe
         best_paths=tuple(_best_paths(checkpoint)),
         holds_others=holds_others,
         linked_bytes=_linked_bytes(unit, files),
-        holds=_holds(checkpoint),
-        needs=needed_paths(unit, files, checkpoint, all=holds_others),
+        content_summary=_content_summary(checkpoint),
+        needed_paths=needed_paths(unit, files, checkpoint, all=holds_others),
         state=state_part(unit, files, checkpoint),
     )
 
@@ -285,7 +294,7 @@ def _structural_fault(checkpoint: Checkpoint) -> Reason | None:
     return None if checkpoint.complete else fault(kind, "a part of it is missing")
 
 
-def _holds(checkpoint: Checkpoint) -> str:
+def _content_summary(checkpoint: Checkpoint) -> str:
     """Return a description that distinguishes checkpoints of one name."""
     weights = sum(tensor.role is Role.WEIGHTS for tensor in checkpoint.tensors)
     tensors = counted(weights or len(checkpoint.tensors), "tensor") + (" of weights" if weights else "")
@@ -317,6 +326,7 @@ def _own_loss(training: TrainingState, fields: NameFields) -> float | None:
     origin = training.origin_of("loss")
     if origin.kind == "name":
         return fields.metrics.get("loss")
+    # A loss with the origin of a metric is that metric, and one of an earlier step isn't of this checkpoint.
     words = training.origin.get("loss", "")
     is_other = any(words == training.origin.get(f"metrics.{metric}") for metric in training.metrics)
     return None if is_other or origin.is_earlier_step else training.loss
@@ -492,6 +502,7 @@ def _read_of_save(entry: Entry, reads: Sequence[tuple[Entry, FullRead]]) -> Full
 
 
 def _read_as_worker(entry: Entry, jobs: int) -> Reason | None:
+    # A worker may see another file under the path: sizes show it.
     try:
         seen = contents(entry.directory, entry.unit.members)
     except OSError as failure:
@@ -513,16 +524,17 @@ def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_prog
         with progress(entry.name, entry.nbytes) as advance:
             verdict = verify(entry.unit, only=checks, jobs=jobs, advance=advance)
         special = [finding for finding in verdict.findings if finding.code in SPECIAL]
-        grave = findings_of_weights(entry, special)
+        in_weights = findings_of_weights(entry, special)
     except CheckpointError as failure:
         unreadable = fault(Code.UNREADABLE, failure.reason)
         return FullRead(unreadable, is_finite=False, damage=unreadable)
     if verdict.is_valid:
-        return FullRead(None, is_finite=not grave)
+        return FullRead(None, is_finite=not in_weights)
     errors = [finding for finding in verdict.findings if finding.severity is Severity.ERROR]
-    heavy = [finding for finding in errors if finding.code != "nan" or finding in grave]
-    damage = _damage(heavy) if heavy or not errors else None
-    return FullRead(_damage(errors), is_finite=not grave, damage=damage)
+    # NaN outside the weights is a fault to report, but no damage: retention and resuming accept it.
+    damaging = [finding for finding in errors if finding.code != "nan" or finding in in_weights]
+    damage = _damage(damaging) if damaging or not errors else None
+    return FullRead(_damage(errors), is_finite=not in_weights, damage=damage)
 
 
 def _damage(errors: Sequence[Finding]) -> Reason:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckpttool.core.errors import CheckpointError
 from ckpttool.formats.interface import Unit
 from ckpttool.runs.entry import Entry
-from ckpttool.runs.look import look_at, look_for
+from ckpttool.runs.look import look_at, look_at_path
 from ckpttool.storage import fs
 from ckpttool.storage.children import Child, Lost
 from ckpttool.storage.held import Memory, memory_of, remembering
@@ -81,7 +81,7 @@ def look_at_all(
     # them to be worth it. After the search, this process takes batches, too. A batch of a killed child is
     # returned to the pool.
     if executor is not None:
-        return [*_look_elsewhere(found, executor, advance)]
+        return [*_look_in_executor(found, executor, advance)]
     done: dict[int, list[LookResult | None]] = {}
     count = children = 0
     with Pool[_Task]() as pool:
@@ -135,11 +135,12 @@ def _look_at_batch(batch: Sequence[Discovered]) -> list[LookResult | None]:
     for candidate in batch:
         if isinstance(candidate, str):
             try:
-                result = LookResult(*look_for(candidate))
+                result = LookResult(*look_at_path(candidate))
             except CheckpointError:
                 results.append(None)
             else:
-                is_its_own = result.unit is None or result.unit.path == candidate  # else a part of more
+                # A file of a larger unit has that unit's path; the search resolves it, as it sees the others.
+                is_its_own = result.unit is None or result.unit.path == candidate
                 results.append(result if is_its_own else None)
         else:
             unit, holds_others = candidate
@@ -147,49 +148,54 @@ def _look_at_batch(batch: Sequence[Discovered]) -> list[LookResult | None]:
     return results
 
 
-# Elsewhere ------------------------------------------------------------------------------------------
+# Executors ------------------------------------------------------------------------------------------
 
 
-def _look_elsewhere(
+def _look_in_executor(
     found: Iterable[Discovered], executor: Executor, advance: Advance
 ) -> Iterator[LookResult | CheckpointError | None]:
     """Yield the results of an executor, under the original paths."""
+    # Workers may have another working directory, so they get absolute paths; results are given the paths of
+    # the search again. Batches are recorded as they are submitted, as the search goes on meanwhile.
     given: list[Sequence[Discovered]] = []
 
     def absolute() -> Iterator[Sequence[Discovered]]:
         for batch in _batches(found, _SHARED_BATCH):
             given.append(batch)
-            yield [*map(_absolute, batch)]
+            yield [*map(_with_absolute_path, batch)]
 
     with closing(submitted(_look_as_worker, absolute(), executor)) as futures:
         for number, future in enumerate(futures):
             batch = given[number]
             answer = answer_of(future, "")
             for at, candidate in enumerate(batch):
-                yield _as_found(candidate, answer if isinstance(answer, CheckpointError) else answer[at])
+                yield _under_own_path(
+                    candidate, answer if isinstance(answer, CheckpointError) else answer[at]
+                )
             advance(len(batch))
 
 
-def _absolute(candidate: Discovered) -> Discovered:
+def _with_absolute_path(candidate: Discovered) -> Discovered:
     if isinstance(candidate, str):
         return path_everywhere(candidate)
     unit, holds_others = candidate
     return unit._replace(path=path_everywhere(unit.path)), holds_others
 
 
-def _as_found(
+def _under_own_path(
     candidate: Discovered, result: LookResult | CheckpointError | None
 ) -> LookResult | CheckpointError | None:
     path = _path_of(candidate)
     if isinstance(result, CheckpointError):
         places = _places_of(candidate)
-        if places and not any(map(fs.lexists, places)):  # it has just gone
+        if places and not any(map(fs.lexists, places)):  # it was removed meanwhile
             return LookResult(None, None)
         error = CheckpointError(path, result.found, expected=result.expected)
         error.__cause__ = result
         return error
     if result is None or result.unit is None:
         return result
+    # The worker's machine may see other files under the same path. In a store, asking again costs a request.
     may_compare = fs.place_of(path).reads_are_free
     if result.entry is not None and may_compare and not _has_same_files(path, result.entry):
         return not_the_same(path, "that looked at it")

@@ -327,7 +327,7 @@ def _epochs_start_differently(given: LogArgument, log: Log, entries: Sequence[En
     if log.epochs.most is None or epochs.most is None:
         return False
     is_keras = any(
-        traits_of(one.format or "").counts_epochs_from_one and one.inside[0] is None
+        traits_of(one.format or "").counts_epochs_from_one and one.counts_inside[0] is None
         for one in entries
         if one.epoch is not None
     )

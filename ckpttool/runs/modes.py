@@ -22,7 +22,7 @@ _WORDS: Mapping[Mode, frozenset[str]] = {
     "max": frozenset(_HIGHER.split()),
 }
 """The words of names: the last one in a name counts, so that ``acc_loss`` is a loss."""
-_TURNED = frozenset({"neg", "negative", "negated", "minus", "inv", "inverse", "non"})
+_INVERTING = frozenset({"neg", "negative", "negated", "minus", "inv", "inverse", "non"})
 """Words that may invert the mode: ignite's ``neg_val_loss`` is better if it is higher."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+\d?")
 _BETTER = {"min": "lower", "max": "higher"}
@@ -30,8 +30,10 @@ _BETTER = {"min": "lower", "max": "higher"}
 
 def mode_of(metric: str) -> Mode | None:
     """Return the mode of a metric by its name; None if that is unclear."""
+    # The last known word counts, without digits: ``val_acc_loss`` is a loss, ``hits10`` is ``hits``. ``f1``
+    # and ``r2`` are words with their digits.
     found = _WORD.findall(metric)
-    if not _TURNED.isdisjoint(map(str.lower, found)):
+    if not _INVERTING.isdisjoint(map(str.lower, found)):
         return None
     for word in reversed(found):
         for mode, words in _WORDS.items():

@@ -32,6 +32,8 @@ class Reason(str):
     It is a string, since results and documents have carried these words as strings from the start.
     """
 
+    # Two reasons with the same words are equal whatever their codes are, and serve as keys of mappings.
+
     code: Code
 
     def __new__(cls, code: Code, text: str | None = None) -> Reason:
@@ -55,7 +57,7 @@ def code_of(reason: str) -> Code | None:
     return reason.code if isinstance(reason, Reason) else None
 
 
-def in_words(reason: str) -> str:
+def reason_text(reason: str) -> str:
     """Return the text of a reason; that of a note, which is its file's name, gets a prefix."""
     return f"{Code.NAMED_IN.value} {reason}" if code_of(reason) is Code.NAMED_IN else reason
 

@@ -209,7 +209,7 @@ class SearchAnswer:
         quiet: Unfinished saves with old times; they may be recent if a server's clock is wrong.
         unreadable: Paths that couldn't be read, with reasons.
         unsafe: Checkpoints that were rejected only as unsafe.
-        passed: Faulty candidates that come before the choice.
+        rejected: Faulty candidates that come before the choice.
     """
 
     latest: Latest
@@ -217,7 +217,7 @@ class SearchAnswer:
     quiet: Sequence[UnfinishedSave] = ()
     unreadable: Sequence[tuple[str, str]] = ()
     unsafe: Sequence[Entry] = ()
-    passed: Sequence[Entry] = ()
+    rejected: Sequence[Entry] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +262,10 @@ class LatestSearch:
             return SearchAnswer(Latest(None, f"{surveyed.path}: {surveyed.reason}", none_yet=True))
         query = self.query
         surveyed = surveyed._replace(groups=series_of_saves(surveyed.groups))
-        chosen, passed = self._choice(surveyed, reads=reads)
+        chosen, rejected = self._choice(surveyed, reads=reads)
         if chosen is not None and query.best is None:
             _require_newer(surveyed, chosen)
-        known = {entry.path for entry, _ in passed}
+        known = {entry.path for entry, _ in rejected}
         unsound = [
             (entry, entry.fault)
             for group in surveyed.groups
@@ -273,30 +273,31 @@ class LatestSearch:
             for entry in reversed(group.entries)
             if entry.path not in known and entry.fault
         ]
-        unsettled = list(self._unsettled_better(surveyed, chosen, passed, unsound))
+        unsettled = list(self._unsettled_better(surveyed, chosen, rejected, unsound))
         if chosen is not None:
-            passed += unsound
+            rejected += unsound
             lacking = _newer_but_lacking(surveyed, chosen, query.before) if query.best is None else ()
-            passed += [(entry, why) for entry, why in lacking if entry.path not in known]
+            rejected += [(entry, why) for entry, why in lacking if entry.path not in known]
         saves = surveyed.entries
+        # A run's first job finds nothing, or its own first save unfinished. Then it may begin anew.
         is_begun = [one.fault is not None and code_of(one.fault) in _UNFINISHED for one in saves] in (
             [],
             [True],
         )
         none_yet = is_begun and not surveyed.journals
         return SearchAnswer(
-            replace(self._answer(surveyed, chosen, passed), none_yet=none_yet),
+            replace(self._answer(surveyed, chosen, rejected), none_yet=none_yet),
             [save for save in unsettled if self._is_recent(save)],
             [save for save in unsettled if not self._is_recent(save)],
-            _unreadable_paths(surveyed, passed),
-            [entry for entry, why in passed if code_of(why) is Code.UNSAFE],
-            [entry for entry, _ in passed],
+            _unreadable_paths(surveyed, rejected),
+            [entry for entry, why in rejected if code_of(why) is Code.UNSAFE],
+            [entry for entry, _ in rejected],
         )
 
     def _choice(self, surveyed: Survey, *, reads: bool) -> tuple[Entry | None, list[tuple[Entry, str]]]:
         """Return the first candidate without a fault, and the candidates before it, each with its fault."""
         # Candidates are read in the order of preference, so that only one is read in full if it is intact.
-        passed = [(entry, NO_STEP) for entry in reversed(surveyed.entries) if self._lacks_step(entry)]
+        rejected = [(entry, NO_STEP) for entry in reversed(surveyed.entries) if self._lacks_step(entry)]
         for entry in self._candidates(surveyed):
             fault = self._fault(entry)
             if fault is None and self.reader is not None:
@@ -306,9 +307,9 @@ class LatestSearch:
             if fault is None and self.query.resume_exact:
                 fault = _inexact(entry)
             if fault is None:
-                return entry, passed
-            passed.append((entry, fault))
-        return None, passed
+                return entry, rejected
+            rejected.append((entry, fault))
+        return None, rejected
 
     def _candidates(self, surveyed: Survey) -> Iterator[Entry]:
         """Yield candidates in order of preference; a run's own directory comes after checkpoints in it."""
@@ -360,7 +361,7 @@ class LatestSearch:
         self,
         surveyed: Survey,
         chosen: Entry | None,
-        passed: Sequence[tuple[Entry, str]],
+        rejected: Sequence[tuple[Entry, str]],
         unsound: Sequence[tuple[Entry, str]],
     ) -> Iterator[UnfinishedSave]:
         """Yield unfinished saves that would be preferred to the choice."""
@@ -368,7 +369,7 @@ class LatestSearch:
         # and saves under temporary names, which aren't candidates yet.
         paths = set()
         no_value = [(entry, entry.fault) for entry in surveyed.entries if self.query.best and entry.fault]
-        for entry, why in (*passed, *unsound, *no_value):
+        for entry, why in (*rejected, *unsound, *no_value):
             is_waited_for = code_of(why) in WORTH_WAITING
             if is_waited_for and entry.path not in paths and self._is_before(entry.step):
                 paths.add(entry.path)
@@ -386,16 +387,19 @@ class LatestSearch:
     def _age(self, modified_ns: int) -> float:
         return self.now - modified_ns / 1e9
 
-    def _answer(self, surveyed: Survey, chosen: Entry | None, passed: Sequence[tuple[Entry, str]]) -> Latest:
+    def _answer(
+        self, surveyed: Survey, chosen: Entry | None, rejected: Sequence[tuple[Entry, str]]
+    ) -> Latest:
         query = self.query
         errors = [Problem(shown(error.path), error.reason) for error in surveyed.errors]
-        problems = (*errors, *(Problem(entry.path, fault) for entry, fault in passed))
+        problems = (*errors, *(Problem(entry.path, fault) for entry, fault in rejected))
         if chosen is None:
             why = _reason_for_none(surveyed, query)
             return Latest(None, why, problems, surveyed.remarks, surveyed.journals)
         danger = [f"{chosen.path}: {_unsafe(chosen)}"] if chosen.danger else []
-        doubts = _choice_warnings(surveyed, chosen, query.best, {entry.path for entry, _ in passed})
+        doubts = _choice_warnings(surveyed, chosen, query.best, {entry.path for entry, _ in rejected})
         warnings = (*danger, *surveyed.remarks, *doubts, *_unmeasured_warnings(surveyed, query.best))
+        # How training resumes is shown if it is cheap to find out: opening a checkpoint in a store isn't.
         resume = None
         if query.resume_exact or fs.place_of(chosen.path).reads_are_free:
             with suppress(CheckpointError):  # if it has vanished, loading it fails
@@ -470,6 +474,8 @@ def _unsettled_entry(entry: Entry, why: str, *, is_whole: bool = False) -> Unfin
 
 def _newer_but_lacking(surveyed: Survey, chosen: Entry, before: int | None) -> Iterator[tuple[Entry, str]]:
     """Yield intact checkpoints newer than the choice that can't be resumed from, with the reason."""
+    # The choice prefers checkpoints with weights and optimizer state. A user may expect the newest file
+    # instead, so the reason is given for each that counts more steps, or epochs where steps are unknown.
     lacking: list[tuple[Entry, str]] = []
     for entry in surveyed.entries:
         is_wanted = before is None or entry.step is None or entry.step < before
@@ -492,11 +498,11 @@ def _newer_but_lacking(surveyed: Survey, chosen: Entry, before: int | None) -> I
     yield from sorted(lacking, key=age, reverse=True)
 
 
-def _unreadable_paths(surveyed: Survey, passed: Sequence[tuple[Entry, str]]) -> tuple[tuple[str, str], ...]:
+def _unreadable_paths(surveyed: Survey, rejected: Sequence[tuple[Entry, str]]) -> tuple[tuple[str, str], ...]:
     """Return the paths that couldn't be read, with reasons; one of them may be the newest."""
     errors = [error for error in surveyed.errors if not isinstance(error, NotFound | NotACheckpoint)]
     faults: dict[str, str] = {entry.path: entry.fault for entry in surveyed.entries if entry.fault}
-    faults |= {entry.path: why for entry, why in passed}
+    faults |= {entry.path: why for entry, why in rejected}
     unread = [(path, why) for path, why in faults.items() if code_of(why) is Code.UNREADABLE]
     return (*((shown(error.path), error.reason) for error in errors), *unread)
 
@@ -524,7 +530,7 @@ def _reason_for_none(surveyed: Survey, query: LatestQuery) -> str:
 
 
 def _choice_warnings(
-    surveyed: Survey, chosen: Entry, best: str | None, passed: Collection[str]
+    surveyed: Survey, chosen: Entry, best: str | None, rejected: Collection[str]
 ) -> tuple[str, ...]:
     """Return warnings about the choice: the order of its series, and rival series."""
     warnings = [
@@ -535,7 +541,7 @@ def _choice_warnings(
             group.key
             for group in tier
             if any(
-                entry.is_sound and not entry.holds_others and entry.path not in passed
+                entry.is_sound and not entry.holds_others and entry.path not in rejected
                 for entry in group.entries
             )
         )

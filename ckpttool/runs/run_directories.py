@@ -62,26 +62,27 @@ def hyper_parameters(run: str, entries: Sequence[Entry]) -> Parameters:
 
     A file that is damaged, too long or of another syntax is ignored.
     """
+    # One listing shows which of the files exist: in a store, asking for each would take a request.
     try:
         names = {one.name for one in fs.entries(run)}
     except OSError:
         names = set()
     for name, parse in _FILES.items():
-        is_there = name.split("/")[0] in names
-        if is_there and (text := _read(os.path.join(run, name))) is not None:
+        exists = name.split("/")[0] in names
+        if exists and (text := _read(os.path.join(run, name))) is not None:
             try:
                 found = parse(text)
             except (ValueError, RecursionError, CheckpointError):
                 continue
             if isinstance(found, Mapping) and found:
                 return dict(flatten(found))
-    if names >= _MLFLOW and (parameters := _read_each(os.path.join(run, "params"))):
+    if names >= _MLFLOW and (parameters := _mlflow_parameters(os.path.join(run, "params"))):
         return parameters
     newest = next((entry for entry in reversed(entries) if entry.hyper_parameters), None)
     return {} if newest is None else dict(flatten(newest.hyper_parameters))
 
 
-def _read_each(directory: str) -> Parameters:
+def _mlflow_parameters(directory: str) -> Parameters:
     """Return MLflow's parameters of a run, which are one file each."""
     try:
         names = sorted(one.name for one in fs.entries(directory))[:_MOST_PARAMETERS]
@@ -128,6 +129,7 @@ def _wandb(text: bytes) -> object:
     found = parse_yaml(text)
     if not isinstance(found, Mapping):
         return None
+    # Each entry is ``{desc: …, value: …}``; names that begin with ``_`` are of Weights & Biases itself.
     values = {name: one.get("value") for name, one in found.items() if isinstance(one, Mapping)}
     return {name: value for name, value in values.items() if not str(name).startswith("_")}
 
@@ -191,7 +193,7 @@ def keep_run_settings(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         if any(value is not None for value in entry.fields.position):
             by_name[entry.directory, entry.fields.blank].append(entry)
-    settings_of_name = {name: _settings(same) for name, same in by_name.items()}
+    settings_of_name = {name: _setting_fields(same) for name, same in by_name.items()}
     kept: list[Entry] = []
     for entry in entries:
         if settings := settings_of_name.get((entry.directory, entry.fields.blank)):
@@ -225,7 +227,7 @@ def _columns(same: Sequence[Entry]) -> list[_Column]:
     ]
 
 
-def _settings(same: Sequence[Entry]) -> Collection[int]:
+def _setting_fields(same: Sequence[Entry]) -> Collection[int]:
     """Return which of the fields in names of one form, neither epoch nor step, are settings.
 
     If no two have the same epoch and step, none is: metrics may be equal, too.
@@ -233,7 +235,7 @@ def _settings(same: Sequence[Entry]) -> Collection[int]:
     if len({entry.fields.position for entry in same}) == len(same):
         return ()
     columns = enumerate(_columns(same))
-    return {at for at, one in columns if not one.is_count and _tells_runs_apart(one.values)}
+    return {at for at, one in columns if not one.is_count and _distinguish_runs(one.values)}
 
 
 def may_have_settings(same: Sequence[Entry]) -> bool:
@@ -244,13 +246,15 @@ def may_have_settings(same: Sequence[Entry]) -> bool:
     """
     before = takewhile(lambda one: not one.is_count, _columns(same))
     return any(
-        (one.word[-1:].isalpha() or all(map(str.isdigit, one.texts))) and _tells_runs_apart(one.values)
+        (one.word[-1:].isalpha() or all(map(str.isdigit, one.texts))) and _distinguish_runs(one.values)
         for one in before
     )
 
 
-def _tells_runs_apart(values: Sequence[float | None]) -> bool:
+def _distinguish_runs(values: Sequence[float | None]) -> bool:
     """Return whether values are settings: most have several checkpoints each."""
+    # A metric rarely has a value twice, a setting has each of its values in a whole run. Runs that have just
+    # begun have a single checkpoint: at most one run, or fewer than half of all checkpoints.
     counts = sorted(Counter(values).values())
     singles = counts.count(1)
     are_few = singles <= 1 or 2 * singles < len(values)
@@ -296,6 +300,8 @@ def take_directory_counts(entries: Sequence[Entry], *, everywhere: bool) -> list
 
 def _directory_fields(same: Sequence[Entry]) -> dict[str, NameFields]:
     """Return the fields of the only path component in which directories differ, by checkpoint path."""
+    # ``run/step_1/model.pt`` and ``run/step_2/model.pt`` differ in one component, which counts saves. If two
+    # components differ, such as a trial and a step, they are of several runs.
     parts = [entry.directory.split(os.sep) for entry in same]
     if len({len(names) for names in parts}) != 1:
         return {}
@@ -336,7 +342,7 @@ def _grow_together(pairs: Sequence[NameFields]) -> bool:
 
 
 def _replace_fields(entry: Entry, fields: NameFields) -> Entry:
-    epoch, step = entry.inside
+    epoch, step = entry.counts_inside
     return replace(
         entry,
         fields=fields,

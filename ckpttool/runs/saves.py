@@ -106,7 +106,9 @@ def mark_saves(groups: Sequence[Group]) -> tuple[Group, ...]:
             for position, entry in line.entries.items():
                 saves[position].append((place, entry))
         needed = [_is_needed(line, run) or line is run[0] for line in run]
-        lacks = _lacks([line for line, is_needed in zip(run, needed, strict=True) if is_needed], saves)
+        missing = _missing_lines(
+            [line for line, is_needed in zip(run, needed, strict=True) if is_needed], saves
+        )
         for position, parts in saves.items():
             save = Save(run[0].name, position)
             faulty = [(part, part.fault) for place, part in parts if part.fault is not None and needed[place]]
@@ -114,8 +116,8 @@ def mark_saves(groups: Sequence[Group]) -> tuple[Group, ...]:
                 why = part.fault
                 if why is None and faulty:
                     why = fault_beside(*faulty[0], part)
-                elif why is None and position in lacks:
-                    why = _fault_of_lack(part, lacks[position])
+                elif why is None and position in missing:
+                    why = _missing_part_fault(part, missing[position])
                 marked[part.path] = replace(part, save=save, part=place, fault=why)
     return tuple(_with_entries(group, marked) for group in groups) if marked else tuple(groups)
 
@@ -134,8 +136,9 @@ def fault_beside(other: Entry, why: str, part: Entry) -> Reason:
     return fault(Code.INCOMPLETE, f"{name} of its save is {why}")
 
 
-def _fault_of_lack(part: Entry, lines: Sequence[_Line]) -> Reason:
+def _missing_part_fault(part: Entry, lines: Sequence[_Line]) -> Reason:
     """Return the fault of a part whose save lacks others, with the name of the first."""
+    # The missing file's name is that of its line with this part's numbers in place of ``*``.
     pattern = os.path.relpath(lines[0].name, part.directory)
     texts = field_texts(part)
     if pattern.count("*") != len(texts):  # only one of the names has a metric
@@ -146,7 +149,7 @@ def _fault_of_lack(part: Entry, lines: Sequence[_Line]) -> Reason:
     return fault(Code.INCOMPLETE, f"its save lacks {pattern}{more}")
 
 
-def _lacks(needed: Sequence[_Line], saves: Iterable[Position]) -> dict[Position, list[_Line]]:
+def _missing_lines(needed: Sequence[_Line], saves: Iterable[Position]) -> dict[Position, list[_Line]]:
     """Return the required lines that saves lack, though saves around have them, by position."""
     # Positions between a line's first and last must have it, unless gaps are frequent: then it is written
     # less often (an optimizer's state only every tenth save). After its last one, up to two saves lack it;
@@ -157,9 +160,9 @@ def _lacks(needed: Sequence[_Line], saves: Iterable[Position]) -> dict[Position,
         places = [number for number, position in enumerate(ordered) if position in line.entries]
         first, last = places[0], places[-1]
         gaps = [position for position in ordered[first:last] if position not in line.entries]
-        behind = ordered[last + 1 :]
+        later = ordered[last + 1 :]
         if _GAPS * len(gaps) <= last + 1 - first:
-            for position in [*gaps, *(behind if len(behind) < _ENDED else ())]:
+            for position in [*gaps, *(later if len(later) < _ENDED else ())]:
                 missing[position].append(line)
     return missing
 
@@ -186,6 +189,9 @@ def _is_needed(line: _Line, run: Sequence[_Line]) -> bool:
 
 def _runs_of_parts(entries: Iterable[Entry]) -> Iterator[list[_Line]]:
     """Yield the lines of each run that writes several files for a save, the main one first."""
+    # Lines of one directory whose names are equal without part words have one stem: ``model_*`` and
+    # ``optim_*``. Sibling directories whose whole names are part words (``G``, ``D``) count as one: theirs is
+    # the one above.
     by_stem: dict[tuple[str, str], list[_Line]] = defaultdict(list)
     for (directory, blank), named in _by_name(entries).items():
         above, folder = os.path.split(directory)
@@ -244,7 +250,7 @@ def _joined(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
     """Yield groups of lines of one stem that belong together."""
     runs: list[list[_Line]] = []
     for line in sorted(lines, key=lambda line: line.order):
-        run = next((run for run in runs if _go_together(run[0], line)), None)
+        run = next((run for run in runs if _are_parts_of_one_save(run[0], line)), None)
         if run is None:
             runs.append([line])
         else:
@@ -254,6 +260,8 @@ def _joined(lines: Sequence[_Line]) -> Iterator[list[_Line]]:
 
 def _with_states(runs: Sequence[list[_Line]]) -> Iterator[list[_Line]]:
     """Yield the runs of one directory; lines of optimizer states join the only weights with their numbers."""
+    # ``net5.pt`` and ``moments_5.pt`` have no words in common. Files without weights still belong to the
+    # weights with their number, if only one run of weights has it.
     weights = [run for run in runs if run[0].has_weights]
     by_position: dict[Position, list[list[_Line]]] = defaultdict(list)
     for run in weights:
@@ -266,14 +274,14 @@ def _with_states(runs: Sequence[list[_Line]]) -> Iterator[list[_Line]]:
         found = by_position.get(newest) or by_position.get(before, [])
         is_numbered = any(number is not None for number in newest)
         is_known = any(entry.is_sound for entry in run[0].entries.values())
-        if is_numbered and is_known and len(found) == 1 and _go_together(found[0][0], run[0]):
+        if is_numbered and is_known and len(found) == 1 and _are_parts_of_one_save(found[0][0], run[0]):
             found[0].extend(run)
         else:
             alone.append(run)
     yield from (*weights, *alone)
 
 
-def _go_together(one: _Line, other: _Line) -> bool:
+def _are_parts_of_one_save(one: _Line, other: _Line) -> bool:
     """Return whether two lines are parts of one save: they share numbers, and their contents fit.
 
     Two files of weights belong together if they were written together, or if their words say so.
@@ -282,15 +290,17 @@ def _go_together(one: _Line, other: _Line) -> bool:
     if 2 * len(shared) <= min(len(one.entries), len(other.entries)):
         return False
     sides = [{kind for kind, _ in words} for words in (one.words - other.words, other.words - one.words)]
-    is_told = any({"rank", "average", "state"} & kinds for kinds in sides)
-    is_told |= all("rival" in kinds for kinds in sides)
-    if is_told or not (one.has_weights and other.has_weights):
+    have_part_words = any({"rank", "average", "state"} & kinds for kinds in sides)
+    have_part_words |= all("rival" in kinds for kinds in sides)
+    if have_part_words or not (one.has_weights and other.has_weights):
         return True
     return any(number is not None for number in shared[0]) and _are_written_together(one, other, shared)
 
 
 def _are_written_together(one: _Line, other: _Line, shared: Sequence[Position]) -> bool:
     """Return whether no other file of either name was written between the two of each save."""
+    # A run writes both files of a save before any of the next one. Runs in one directory that write at their
+    # own pace have other files in between.
     moment = CONTRADICTION_SECONDS * 10**9
     times = sorted(entry.modified_ns for line in (one, other) for entry in line.entries.values())
     for position in shared:

@@ -37,7 +37,7 @@ CONTRADICTION_SECONDS = 60
 
 Criterion = Callable[[Entry], Any]
 
-_INSIDE: tuple[Criterion, ...] = (lambda entry: entry.inside[0], lambda entry: entry.inside[1])
+_INSIDE: tuple[Criterion, ...] = (lambda entry: entry.counts_inside[0], lambda entry: entry.counts_inside[1])
 
 _NAMED: tuple[Criterion, ...] = (
     lambda entry: entry.fields.epoch,
@@ -142,6 +142,8 @@ def _pattern(entry: Entry, by: GroupBy | None) -> str:
 
 def _key_kinds(pattern: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, list[Entry]]]:
     """Yield keys for series of one name and several kinds, with a description of each."""
+    # Keys are shown to users and in documents, so they must differ. The format is added only if the kinds
+    # have different ones; a number distinguishes kinds of the same description.
     if len(kinds) == 1:
         yield pattern, kinds[0]
         return
@@ -150,14 +152,14 @@ def _key_kinds(pattern: str, kinds: list[list[Entry]]) -> Iterator[tuple[str, li
     by_words: dict[str, list[list[Entry]]] = defaultdict(list)
     for kind in sorted(kinds, key=lambda kind: min(natural_path(entry.path) for entry in kind)):
         first = kind[0]
-        holds = first.holds if first.is_sound else "damaged"
-        by_words[_join_words(first.format if says_format else None, holds)].append(kind)
+        summary = first.content_summary if first.is_sound else "damaged"
+        by_words[_comma_separated(first.format if says_format else None, summary)].append(kind)
     for words, same in by_words.items():
         for number, kind in enumerate(same, 1):
-            yield f"{pattern} ({_join_words(words, f'kind {number}' if len(same) > 1 else None)})", kind
+            yield f"{pattern} ({_comma_separated(words, f'kind {number}' if len(same) > 1 else None)})", kind
 
 
-def _join_words(*words: str | None) -> str:
+def _comma_separated(*words: str | None) -> str:
     return ", ".join(filter(None, words))
 
 
@@ -215,6 +217,8 @@ def _insert_unsound(sound: Sequence[Entry], unsound: Sequence[Entry]) -> Iterato
 
     One without numbers in its name follows the newest.
     """
+    # The counts inside an unsound one are unknown, so its name decides: it follows the sound one whose name
+    # has the same numbers, or the next lower ones.
     first: dict[Any, str] = {}
     for entry in sound:
         first.setdefault(_named_position(entry), entry.path)
@@ -286,7 +290,7 @@ def decision(entries: Sequence[Entry]) -> Decision:
     named = _contradicting_names(entries, criteria)
     if named:
         decides = _times_support(entries, named, criteria) or (
-            _begins_again(entries, named) and not _times_support(entries, criteria, named)
+            _counts_restart(entries, named) and not _times_support(entries, criteria, named)
         )
         first = "the names decide" if decides else "the contents decide"
         criteria = [*named, *(one for one in criteria if one not in named)] if decides else criteria
@@ -323,12 +327,12 @@ def _contradicting_names(entries: Sequence[Entry], criteria: Sequence[Criterion]
     if not has_one_name or not all(entry.fields.is_ordinal for entry in entries):
         return []
     rows = sorted(zip(positions(entries, named), positions(entries, criteria), strict=True))
-    tells_apart = all(one[0] < two[0] for one, two in pairwise(rows))
+    are_distinct = all(one[0] < two[0] for one, two in pairwise(rows))
     is_same = all(one[1] <= two[1] for one, two in pairwise(rows))
-    return named if tells_apart and not is_same else []
+    return named if are_distinct and not is_same else []
 
 
-def _begins_again(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
+def _counts_restart(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
     """Return whether counts inside restart while those in names continue."""
     # By names, the difference of both counts grows at each restart and never shrinks. Names may count from 0
     # and the trainer from 1, hence -1 at first.
@@ -339,8 +343,8 @@ def _begins_again(entries: Sequence[Entry], named: Sequence[Criterion]) -> bool:
     same = next((kind[0] for kind in (_EPOCHS, _STEPS) if count in kind), inside[0])
     if same not in inside:
         return False
-    behind = [count(entry) - same(entry) for entry in sorted_by(entries, named)]
-    return behind[0] >= -1 and all(one <= two for one, two in pairwise(behind))
+    offsets = [count(entry) - same(entry) for entry in sorted_by(entries, named)]
+    return offsets[0] >= -1 and all(one <= two for one, two in pairwise(offsets))
 
 
 def _times_support(
@@ -404,7 +408,7 @@ def newest_by_other_counts(entries: Sequence[Entry]) -> Iterator[tuple[Entry, st
             yield newest, name
 
 
-def may_be_newest(entries: Sequence[Entry]) -> list[Entry]:
+def newest_candidates(entries: Sequence[Entry]) -> list[Entry]:
     """Return candidates for the newest checkpoint: by order, by time, or by a count that didn't decide."""
     newest = [entries[-1]]
     if not is_flat(entries):
@@ -437,6 +441,8 @@ def newest_first(
     Within a run, steps decide, else epochs. Counts of different runs aren't comparable: between runs, the
     time of the save decides.
     """
+    # The series of a tier are merged: each step compares the newest remaining checkpoint of each run, yields
+    # the one saved last, and takes it from its series.
     for tier in tiers(groups):
         waiting = [list(filter(is_meant, group.entries)) for group in tier]
         while waiting := [series for series in waiting if series]:
@@ -450,11 +456,9 @@ def newest_first(
 
 def _newest_of_run(entries: Sequence[Entry]) -> Entry:
     """Return the newest among the last checkpoints of a run's series."""
-    return (
-        entries[0]
-        if len(entries) == 1
-        else sorted_by(entries, criteria_known_for_all(entries, _OF_RUN) or _TIME)[-1]
-    )
+    if len(entries) == 1:
+        return entries[0]
+    return sorted_by(entries, criteria_known_for_all(entries, _OF_RUN) or _TIME)[-1]
 
 
 def tiers(groups: Iterable[Group]) -> list[list[Group]]:
@@ -486,6 +490,6 @@ def _rank(group: Group, sharded: Collection[tuple[str, str | None]]) -> Rank:
         level = 0 if newest.granularity is Granularity.FULL else 1
     else:
         level = 2 if newest.granularity is Granularity.PARTIAL else 3
-    is_beside_shards = (newest.directory, newest.format) in sharded
-    is_stray = is_beside_shards and len(newest.unit.parts) == 1 and not newest.parts
+    has_sharded_siblings = (newest.directory, newest.format) in sharded
+    is_stray = has_sharded_siblings and len(newest.unit.parts) == 1 and not newest.parts
     return newest.format in DATA, is_stray, level, is_uncounted, bool(AVERAGED.search(newest.name))

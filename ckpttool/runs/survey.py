@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckpttool.core.errors import AccessDenied, CheckpointError, NotACheckpoint, NotFound
 from ckpttool.core.text import counted
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 NOTHING = "no checkpoint"
 _REQUESTS_AT_ONCE = 16
 
-_ENOUGH, _MAX_LOOK = 100, 3
-"""Limits on checkpoints and levels of the hint that subdirectories have some."""
+_MAX_HINT_COUNT, _MAX_HINT_LEVELS = 100, 3
+"""Limits on checkpoints and levels that are searched for the hint that subdirectories have some."""
 
 
 class Survey(NamedTuple):
@@ -113,6 +113,8 @@ def survey_directory(
         path,
         Walk(recursive=scope.recursive, exclude=excluded, max_depth=scope.max_depth, enters_root=enters_root),
     )
+    # A pending journal may have moved files of a checkpoint half way. Such checkpoints are left out until it
+    # is recovered.
     looked = walk.look(advance, executor)
     unaffected = unaffected_units([unit for unit, _ in looked], [path])
     whole = set(unaffected.whole)
@@ -153,12 +155,12 @@ def nothing_in(root: str, *, recursive: bool) -> str:
     """Return the message for a directory without a checkpoint, with a hint if subdirectories have some."""
     if recursive or not fs.isdir(root):
         return NOTHING
-    walk = Walk(recursive=True, max_depth=_MAX_LOOK, on_error=lambda error: None)
-    count = sum(1 for _ in islice(discover(root, walk), _ENOUGH))
+    walk = Walk(recursive=True, max_depth=_MAX_HINT_LEVELS, on_error=lambda error: None)
+    count = sum(1 for _ in islice(discover(root, walk), _MAX_HINT_COUNT))
     if not count:
         return NOTHING
     below = "subdirectory" if count == 1 else "subdirectories"
-    number = f"{count}{' or more' if count == _ENOUGH else ''}"
+    number = f"{count}{' or more' if count == _MAX_HINT_COUNT else ''}"
     return f"{NOTHING} directly in it, but {number} in {below} (omit --no-recursive)"
 
 
@@ -202,7 +204,7 @@ class _SurveyWalk:
         return result
 
     def _discover(self) -> Iterator[Discovered]:
-        for candidate in _flatten(_find(self._root, self._walk), self._walk):
+        for candidate in _flatten(_find(self._root, self._walk)):
             self._discovered.append(candidate)
             self._position += 1
             yield candidate
@@ -230,7 +232,7 @@ class _SurveyWalk:
             return
         unit = unit_of_candidate(candidate, self._walk) if isinstance(candidate, str) else None
         if unit is not None:
-            for inner in _flatten(_find_inside(unit, self._root, self._walk), self._walk):
+            for inner in _flatten(_find_inside(unit, self._root, self._walk)):
                 (look,) = look_at_all((inner,))
                 yield from self._resolve(inner, look)
 
@@ -247,13 +249,11 @@ def _threads_for(root: str) -> Iterator[Executor | None]:
         yield threads
 
 
-class _Nested(NamedTuple):
-    """A directory inside a unit that may be a checkpoint of its own."""
-
-    path: str
+_Findings: TypeAlias = "Iterator[Discovered | _Findings]"
+"""Units and possible files; an iterator among them has the findings in a directory, which isn't read yet."""
 
 
-def _flatten(found: Iterator[Discovered | _Nested], walk: Walk) -> Iterator[Discovered]:
+def _flatten(found: _Findings) -> Iterator[Discovered]:
     """Yield findings depth first: those inside a directory follow it."""
     # A stack of iterators instead of recursion: a tree may be deeper than Python's stack.
     opened = [found]
@@ -261,13 +261,13 @@ def _flatten(found: Iterator[Discovered | _Nested], walk: Walk) -> Iterator[Disc
         candidate = next(opened[-1], None)
         if candidate is None:
             opened.pop()
-        elif isinstance(candidate, _Nested):
-            opened.append(_find(candidate.path, walk))
+        elif isinstance(candidate, Iterator):
+            opened.append(candidate)
         else:
             yield candidate
 
 
-def _find(root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
+def _find(root: str, walk: Walk) -> _Findings:
     """Yield findings at a path: units, and files that may be some."""
     for candidate in candidates(root, walk):
         if isinstance(candidate, str):
@@ -276,12 +276,12 @@ def _find(root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
             yield from _find_inside(candidate, root, walk)
 
 
-def _find_inside(unit: Unit, root: str, walk: Walk) -> Iterator[Discovered | _Nested]:
+def _find_inside(unit: Unit, root: str, walk: Walk) -> _Findings:
     """Yield a unit, and the checkpoints inside it: the directory of a run may be a checkpoint, too."""
     nested = _nested_checkpoints(unit, walk)
     yield unit, bool(nested)
     if walk.recursive or unit.path == root:
-        yield from (_Nested(path) for path in nested if not is_excluded(path, walk))
+        yield from (_find(path, walk) for path in nested if not is_excluded(path, walk))
 
 
 def _nested_checkpoints(unit: Unit, walk: Walk) -> list[str]:
@@ -305,10 +305,10 @@ def _nested_checkpoints(unit: Unit, walk: Walk) -> list[str]:
     return nested
 
 
-_MOST_LEVELS = 4
+_MAX_LEVELS = 4
 """Depth of a part in a checkpoint's directory: ``checkpoint-4/global_step4/…``."""
 
-_MOST_INSIDE = 100
+_MAX_COUNTED = 100
 """Checkpoints in a directory that are counted."""
 
 
@@ -335,12 +335,12 @@ def resolve_checkpoint(path: str) -> CheckpointPlace:
     """Return the place of the checkpoint at a path; a symlink means its target, a part its whole."""
     path = bare(path)
     if fs.islink(path):
-        path = _real(path)
+        path = _resolved_path(path)
     elif not fs.lexists(path) and fs.islink(path + INDEX):
-        path = _real(path + INDEX)
+        path = _resolved_path(path + INDEX)
     elif os.path.basename(path) in (os.curdir, os.pardir):
         path = fs.realpath(path)
-    unit = _set_with(path) or unit_at(path)
+    unit = _set_containing(path) or unit_at(path)
     if unit is not None:
         unit = _enclosing_checkpoint(unit)
     else:
@@ -351,14 +351,15 @@ def resolve_checkpoint(path: str) -> CheckpointPlace:
     return CheckpointPlace(directory, os.path.basename(unit.path), frozenset(unit.members))
 
 
-def _real(path: str) -> str:
+def _resolved_path(path: str) -> str:
     real = fs.realpath(path)
     return real if os.path.isabs(path) else os.path.relpath(real)
 
 
-def _set_with(path: str) -> Unit | None:
+def _set_containing(path: str) -> Unit | None:
     """Return the set of files in a directory that one of them belongs to."""
     directory, name = os.path.split(path)
+    # Any file of a set, such as those of a TensorFlow prefix, means the whole set.
     try:
         entries = scan(directory or os.curdir)
     except CheckpointError:
@@ -375,7 +376,7 @@ def _set_with(path: str) -> Unit | None:
 def _enclosing_checkpoint(unit: Unit) -> Unit:
     """Return the checkpoint that another is a part of, as a Trainer's directory is around its weights."""
     directory = fs.abspath(unit.path)
-    for level in range(_MOST_LEVELS):
+    for level in range(_MAX_LEVELS):
         directory = fs.dirname(directory)
         try:
             enclosing = unit_at(directory) if fs.dirname(directory) != directory else None
@@ -385,23 +386,25 @@ def _enclosing_checkpoint(unit: Unit) -> Unit:
             break  # a directory that can't be listed is no checkpoint of this user
         if enclosing is None or enclosing.format is None:
             continue
-        is_beside = level == 0 and not fs.isdir(unit.path)
+        # A file directly in a checkpoint's directory is a part of it. A directory inside is one only if the
+        # format has directories, or takes in other checkpoints.
+        is_direct_file = level == 0 and not fs.isdir(unit.path)
         is_whole = (
             isinstance(enclosing.format, StepDirectory) or traits_of(enclosing.format.name).has_directories
         )
-        if unit.format is None and not (is_beside or is_whole):
+        if unit.format is None and not (is_direct_file or is_whole):
             continue  # a directory in a run's own is none of its parts
-        if is_beside or enclosing.format.takes_in or is_whole:
+        if is_direct_file or enclosing.format.takes_in or is_whole:
             path = directory if fs.isabs(unit.path) else os.path.relpath(directory)
             unit = enclosing._replace(path=path)
     return unit
 
 
 def _no_checkpoint_error(path: str) -> CheckpointError:
-    count = sum(1 for _ in islice(discover(path, Walk(recursive=False)), _MOST_INSIDE))
+    count = sum(1 for _ in islice(discover(path, Walk(recursive=False)), _MAX_COUNTED))
     if count:
         checkpoints = (
-            f"{count} or more checkpoints" if count == _MOST_INSIDE else counted(count, "checkpoint")
+            f"{count} or more checkpoints" if count == _MAX_COUNTED else counted(count, "checkpoint")
         )
         return NotACheckpoint(
             path, f"contains {checkpoints}, but isn't one itself", expected="name one of them"

@@ -16,7 +16,7 @@ from ckpttool.core.text import counted
 from ckpttool.ops.digests import digest_of_list, sha256_of_files
 from ckpttool.ops.verdict import Safety
 from ckpttool.runs.entry import Entry
-from ckpttool.runs.look import look_for
+from ckpttool.runs.look import look_at_path
 from ckpttool.runs.metrics import add_log_metrics
 from ckpttool.runs.run_directories import run_directory
 from ckpttool.runs.scope import Scope
@@ -119,7 +119,7 @@ def _entries_of(
     path: str, scope: Scope, errors: dict[str, str]
 ) -> tuple[str, Sequence[Entry], Sequence[str]]:
     """Return the directory that was searched, the checkpoints in it, and doubts about them."""
-    _, entry, _ = look_for(path)
+    _, entry, _ = look_at_path(path)
     if entry is not None:
         root = run_directory(os.path.dirname(os.path.abspath(path)), os.sep)
         measured, doubts = add_log_metrics([entry], scope.metrics, root) if scope.metrics else ([entry], [])

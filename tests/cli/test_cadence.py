@@ -86,7 +86,7 @@ def test_growth_is_what_is_saved_a_day(interval: int, count: int, nbytes: int) -
         make_entry(
             f"step_{number}.pt",
             files=[file_of("f", number, nbytes, modified=(START + interval * number) * 10**9)],
-            inside=(None, number),
+            counts_inside=(None, number),
             directory=".",
         )
         for number in range(count)

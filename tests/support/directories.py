@@ -52,7 +52,7 @@ def make_entry(
     members = members or (name,)
     files = files or [file_of(member, modified=modified) for member in members]
     unit = Unit(os.path.join(directory, name), members, None)
-    usual: dict[str, Any] = {"signature": "s", "inside": (fields.epoch, fields.step)}
+    usual: dict[str, Any] = {"signature": "s", "counts_inside": (fields.epoch, fields.step)}
     usual |= {"epoch": fields.epoch, "step": fields.step}
     usual |= {"path": unit.path, "unit": unit, "format": "pytorch", "fields": fields}
     return Entry(**(usual | {"contents": Contents(tuple(files))} | known))

@@ -26,7 +26,7 @@ from ckpttool.cli.render.terminal import (
 from ckpttool.cli.render.verdicts import finding_lines, survival_text
 from ckpttool.core.text import ELLIPSIS, counted, file_size, printable
 from ckpttool.formats.interface import natural_path
-from ckpttool.runs.reasons import in_words
+from ckpttool.runs.reasons import reason_text
 from ckpttool.storage import fs
 from ckpttool.transaction.paths import shown
 
@@ -171,7 +171,7 @@ def _rows(group: GroupPlan, verbose: bool) -> list[_PlanRow]:
 
     for (is_slim, reasons), kept_alike in groupby(group.keep, outcome):
         kept = [one.entry for one in kept_alike]
-        words = ", ".join(map(in_words, reasons))
+        words = ", ".join(map(reason_text, reasons))
         # What slimming frees is approximate if a file is rewritten, and exact if files are removed.
         notes = [
             f"frees {'' if one.state.files else 'about '}{file_size(group.slim_bytes(one))}; {words}"

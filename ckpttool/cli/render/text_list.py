@@ -29,7 +29,7 @@ from ckpttool.runs.listing import (
     known_metrics,
     total_bytes,
 )
-from ckpttool.runs.reasons import Code, code_of, in_words
+from ckpttool.runs.reasons import Code, code_of, reason_text
 from ckpttool.storage import fs
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def _columns(
     columns.append(("size", [file_size(row.entry.nbytes) for row in rows]))
     if style.long:
         columns.append(("changed", [local_time(row) for row in rows]))
-        columns.append(("holds", [printable(row.entry.holds) for row in rows]))
+        columns.append(("holds", [printable(row.entry.content_summary) for row in rows]))
     else:
         columns.append(("age", [age_of(row, style) for row in rows]))
     columns.append(("policy", [policy_cell(row, style) for row in rows]))
@@ -437,7 +437,7 @@ def _note_words(
         yield f"best {best}"
     short = {} if style.long else _SHORT
     reasons = sorted(listed.protected, key=lambda reason: code_of(reason) is Code.NAMED_IN)
-    words = list(dict.fromkeys(short.get(one, in_words(one)) for one in reasons))
+    words = list(dict.fromkeys(short.get(one, reason_text(one)) for one in reasons))
     yield from words
     note = listed.remark.note
     if note is not None and not any(note in one for one in words):  # a pin's reason may have the note
@@ -456,7 +456,7 @@ def policy_cell(listed: ListedCheckpoint, style: ListStyle) -> str:
     if not listed.kept:
         return "remove"
     verb = "slim" if listed.is_slimmed else "keep"
-    return f"{verb}: {printable(', '.join(map(in_words, listed.kept)))}" if style.long else verb
+    return f"{verb}: {printable(', '.join(map(reason_text, listed.kept)))}" if style.long else verb
 
 
 # Runs -----------------------------------------------------------------------------------------------
@@ -566,7 +566,7 @@ def cadence_text(
 
 def _facts(cadence: Cadence, mtbf: float | None) -> Iterator[tuple[str, str]]:
     if cadence.interval is None:
-        yield "saved every", f"unknown: {cadence.unknown}"
+        yield "saved every", f"unknown: {cadence.unknown_reason}"
     else:
         pauses = f" ({counted(cadence.pauses, 'pause')})" if cadence.pauses else ""
         yield "saved every", f"{_with_counts(cadence.interval, cadence.steps, cadence.epochs)}{pauses}"

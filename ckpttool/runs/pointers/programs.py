@@ -385,7 +385,7 @@ class NeededFiles(SearchedKind):
         deeper: dict[str, list[Entry]] = defaultdict(list)
         for entry in entries:
             with reporting(unread):
-                for place in all_places(entry.needs, search.snapshot):
+                for place in all_places(entry.needed_paths, search.snapshot):
                     other = index.enclosing(place)
                     if other is not None and other is not entry:
                         found.protect(other, _part_of(entry.name))

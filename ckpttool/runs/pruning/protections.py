@@ -39,7 +39,7 @@ from ckpttool.runs.retention.rules import Policy
 from ckpttool.runs.run_directories import has_run_setting, may_have_settings
 from ckpttool.runs.saves import parts_of, series_of_saves
 from ckpttool.runs.scope import Scope
-from ckpttool.runs.series import CONTRADICTION_SECONDS, Group, has_order, may_be_newest
+from ckpttool.runs.series import CONTRADICTION_SECONDS, Group, has_order, newest_candidates
 from ckpttool.runs.survey import Survey
 from ckpttool.storage import fs
 from ckpttool.storage.directories import is_scratch_name
@@ -125,7 +125,7 @@ def _merged_doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | 
     if all(entry.fields.blank in declared for entry in entries):
         return None
     # Saves of one run have different counts. Models of different names that were trained equally long don't.
-    counts = {entry.inside for entry in sound}
+    counts = {entry.counts_inside for entry in sound}
     are_equal = len(sound) > 1 and len(counts) == 1 and counts != {(None, None)}
     return EQUALLY_LONG if are_equal else None
 
@@ -144,7 +144,7 @@ def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
     if fields.blank in declared:
         # A declared series needs another order than that of files' times.
         has_names = all(any(value is not None for value in entry.fields.position) for entry in entries)
-        inside = zip(*(entry.inside for entry in sound), strict=True)
+        inside = zip(*(entry.counts_inside for entry in sound), strict=True)
         return None if has_names or any(None not in counts for counts in inside) else UNORDERED
     if may_have_settings(entries):
         return SETTINGS
@@ -166,7 +166,7 @@ def _doubt(entries: Sequence[Entry], declared: Collection[str]) -> str | None:
 def is_counted(sound: Sequence[Entry]) -> bool:
     """Return whether epochs or steps inside grow with the numbers in the names."""
     ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
-    for values in zip(*(entry.inside for entry in ordered), strict=True):
+    for values in zip(*(entry.counts_inside for entry in ordered), strict=True):
         if None not in values and all(one < two for one, two in pairwise(values)):
             return True
     return False
@@ -177,7 +177,7 @@ def _contradicts(sound: Sequence[Entry]) -> bool:
     # Different models that were trained equally long have the same counts. In a series, one count may repeat,
     # as epochs do if there are several saves per epoch, but another one grows and never falls.
     ordered = sorted(sound, key=lambda entry: entry.fields.number or 0)
-    columns = zip(*(entry.inside for entry in ordered), strict=True)
+    columns = zip(*(entry.counts_inside for entry in ordered), strict=True)
     known = [[count for count in column if count is not None] for column in columns]
     counts = [column for column in known if len(column) > 1]
     return bool(counts) and not any(
@@ -189,7 +189,7 @@ def _could_be_parts(entries: Sequence[Entry]) -> bool:
     """Return whether these may be files that the ranks of one job wrote for one save."""
     # Ranks count from 0 without a gap, and write at the same time. An epoch or step inside
     # shows that a file is a save of its own.
-    if any(value is not None for entry in entries for value in entry.inside):
+    if any(value is not None for entry in entries for value in entry.counts_inside):
         return False
     times = [entry.modified_ns for entry in entries]
     is_at_once = max(times) - min(times) <= CONTRADICTION_SECONDS * 10**9
@@ -212,7 +212,7 @@ def setting_witnesses(
 def untrained_entries(group: Group) -> list[Entry]:
     """Return checkpoints without trained content, unless their series counts epochs or steps."""
     sound = [entry for entry in group.entries if entry.is_sound]
-    counts = {entry.inside for entry in sound}
+    counts = {entry.counts_inside for entry in sound}
     if len(counts) > 1 and (None, None) not in counts:
         return []
     return [entry for entry in sound if entry.granularity is Granularity.LIGHTWEIGHT]
@@ -526,7 +526,7 @@ def _series_failure(group: Group, now: float, busy: Collection[str], jobs: int |
     # After a restart, the newest by order and the one written last differ. A run that goes on has written
     # a good one, so it failed only if each candidate is bad.
     first = None
-    for entry in may_be_newest(group.entries):
+    for entry in newest_candidates(group.entries):
         reason = _entry_failure(entry, now, busy, jobs)
         if reason is None:
             return None

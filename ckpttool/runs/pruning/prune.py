@@ -339,7 +339,7 @@ def _remove(
     snapshot = Snapshot()
     needed = {
         **listed_by_indexes_above(root, snapshot, raise_error),
-        **{place: entry.path for entry in survivors for place in all_places(entry.needs, snapshot)},
+        **{place: entry.path for entry in survivors for place in all_places(entry.needed_paths, snapshot)},
     }
     # A directory that can't be locked or changed doesn't stop the others; if it is the only one, its error is
     # that of the command.

@@ -356,7 +356,10 @@ def _doubts(renaming: Renaming, template: Template) -> Iterator[tuple[str, str]]
     # it.
     entry = renaming.entry
     old, new = entry.fields, parse_name(renaming.name)
-    for name, read, inside in (("epoch", new.epoch, entry.inside[0]), ("step", new.step, entry.inside[1])):
+    for name, read, inside in (
+        ("epoch", new.epoch, entry.counts_inside[0]),
+        ("step", new.step, entry.counts_inside[1]),
+    ):
         value = renaming.values.get(name)
         if read == value:
             continue
@@ -366,7 +369,7 @@ def _doubts(renaming: Renaming, template: Template) -> Iterator[tuple[str, str]]
             yield f"read as {name}", f"this name would be read as {name} {read}"
         elif inside is None and getattr(old, name) is not None:
             yield f"its {name} is recorded only in its old name, and the new one lacks it", ""
-    orders = (*entry.inside, new.epoch, new.step, new.number)
+    orders = (*entry.counts_inside, new.epoch, new.step, new.number)
     if old.number is not None and all(value is None for value in orders):
         is_kept = any(int(digits) == old.number for digits in re.findall(r"[0-9]{1,18}", renaming.name))
         lost = "can't be read from the new one" if is_kept else "isn't in the new one"

@@ -278,8 +278,8 @@ def first_of_multiples(
     each: int, value_of: Callable[[Entry], float | None], history: History
 ) -> dict[int, Entry]:
     """Return the first checkpoint at or after each multiple, by the multiple; of equals the newer."""
-    # A run needn't save exactly at multiples, as after a restart. Sorting is stable, and the newest come first,
-    # so of equal counts the newer one is kept.
+    # A run needn't save exactly at multiples, as after a restart. Sorting is stable, and the newest come
+    # first, so of equal counts the newer one is kept.
     first: dict[int, Entry] = {}
     for entry in sorted(
         (one for one in history.intact if value_of(one) is not None), key=lambda one: value_of(one) or 0

@@ -91,7 +91,12 @@ def test_what_has_its_name_is_left(entry: Make) -> None:
 
 def test_fields_from_inside_come_before_those_in_the_name(entry: Make) -> None:
     one = entry(
-        "model_epoch_3.pth", epoch=7, step=100, inside=(7, 100), loss=0.25, metrics={"acc": float("nan")}
+        "model_epoch_3.pth",
+        epoch=7,
+        step=100,
+        counts_inside=(7, 100),
+        loss=0.25,
+        metrics={"acc": float("nan")},
     )
     assert named(planned([one], "{run}-e{epoch}-s{step}-{loss}-{acc?}")) == {
         "model_epoch_3.pth": "model-e7-s100-0.25.pth"
@@ -296,7 +301,7 @@ def test_doubts(entry: Make) -> None:
     good = [entry("model_epoch_3.pth", saved_at=0.0), entry("model_epoch_4.pth", saved_at=0.0)]
     assert doubts_of(good, "{run}-e{epoch:04d}") == ""
     assert "its epoch can't be read from this name" in doubts_of(good, "{run}.x{epoch}y")
-    outside = [entry("model_epoch_3.pth", saved_at=0.0, inside=(None, None))]
+    outside = [entry("model_epoch_3.pth", saved_at=0.0, counts_inside=(None, None))]
     assert "its epoch is recorded only in its old name" in doubts_of(outside, "{run}-{format}")
     assert "read as step 3" in doubts_of(good, "{run}-step{epoch}")
     assert "which is never pruned" in doubts_of(good, "{run}-best-e{epoch}")

@@ -53,8 +53,8 @@ def _entry(draw: st.DrawFn, series: str, epoch: int) -> Entry:
         "metrics": {} if value is None else {"m": value},
     }
     if fault is None:
-        return make_entry(name, inside=(epoch, step), **known)
-    return faulty_entry(name, fault, inside=(None, None), **known)
+        return make_entry(name, counts_inside=(epoch, step), **known)
+    return faulty_entry(name, fault, counts_inside=(None, None), **known)
 
 
 _ALWAYS = frozenset(
@@ -183,7 +183,7 @@ def _contradicting(draw: st.DrawFn) -> list[Entry]:
     entries = [_entry(draw, "a", epoch) for epoch in epochs]
     insides = [(draw(st.integers(0, 12)), draw(st.none() | st.integers(0, 12))) for _ in entries]
     return [
-        replace(one, inside=(None, None) if one.fault else inside)
+        replace(one, counts_inside=(None, None) if one.fault else inside)
         for one, inside in zip(entries, insides, strict=True)
     ]
 
@@ -196,8 +196,8 @@ def test_the_newest_by_name_and_by_what_is_inside_stay(entries, told, data) -> N
     assume(intact)
     gone = _gone(made)
     assert max(intact, key=lambda one: one.fields.epoch or 0).path not in gone
-    first = max(one.inside[0] or 0 for one in intact)
-    assert any(one.inside[0] == first and one.path not in gone for one in intact)
+    first = max(one.counts_inside[0] or 0 for one in intact)
+    assert any(one.counts_inside[0] == first and one.path not in gone for one in intact)
     written = max(one.modified_ns for one in intact)
     kept = [one.modified_ns for one in intact if one.path not in gone]
     assert written - max(kept) <= 60 * 10**9

@@ -161,7 +161,7 @@ def test_what_has_no_step_is_kept(entry) -> None:
 
 def test_epochs_with_a_fraction(entry) -> None:
     entries = [
-        entry(f"m_step_{step}.pt", epoch=epoch, inside=(epoch, step))
+        entry(f"m_step_{step}.pt", epoch=epoch, counts_inside=(epoch, step))
         for step, epoch in enumerate((0.5, 1.0, 1.5, 2.25, 2.5), 1)
     ]
     assert _kept(_plan(entries, keep_every_epochs=1)) == {

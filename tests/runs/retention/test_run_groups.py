@@ -241,7 +241,7 @@ def _runs(draw: st.DrawFn) -> list[Entry]:
             value = draw(st.one_of(st.none(), st.floats(0, 1), st.just(float("nan"))))
             entry = make_entry(
                 f"{name}/epoch_{epoch}.pth",
-                inside=(epoch, None),
+                counts_inside=(epoch, None),
                 metrics={} if value is None else {"m": value},
             )
             entries.append(entry)
