@@ -147,17 +147,17 @@ def add_log_metrics(
         CheckpointError: A log is damaged, or can't be read.
     """
     measured, warnings = read_number_pairs(entries), list[str]()
-    for given in map(LogArgument.parse, files) if measured else ():
+    for named_log in map(LogArgument.parse, files) if measured else ():
         undecided: str | None = None
         has_any = False
-        for read, indexes, parameters in _logs(given, measured, root, warnings):
+        for read, indexes, parameters in _logs(named_log, measured, root, warnings):
             covered = [measured[index] for index in indexes]
-            log = read(given.numbers(covered))
-            values = list(_match(given, log, covered))
-            doubts = [*log.warnings, *_doubts(given, log, covered, values)]
+            log = read(named_log.numbers(covered))
+            values = list(_match(named_log, log, covered))
+            doubts = [*log.warnings, *_doubts(named_log, log, covered, values)]
             warnings += doubts
             has_any = has_any or any(values)
-            if not any(values) and _epochs_start_differently(given, log, covered):
+            if not any(values) and _epochs_start_differently(named_log, log, covered):
                 undecided = undecided or doubts[-1]
             for index, new in zip(indexes, values, strict=True):
                 entry = measured[index]
@@ -172,14 +172,14 @@ def add_log_metrics(
 
 
 def _logs(
-    given: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
+    named_log: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
 ) -> Iterator[tuple[Callable[[frozenset[Number]], Log], list[int], Mapping[str, object]]]:
     """Yield for each log of a name its reader, its checkpoints, and the parameters of their run."""
-    if (tracker := metrics_tracker(given.name)) is None:
-        for path, indexes in _locate_logs(given, entries, root, warnings).items():
+    if (tracker := metrics_tracker(named_log.name)) is None:
+        for path, indexes in _locate_logs(named_log, entries, root, warnings).items():
             yield partial(read_log, path), indexes, {}
         return
-    for run, indexes in tracked_runs(tracker, given.name, entries, root, warnings):
+    for run, indexes in tracked_runs(tracker, named_log.name, entries, root, warnings):
         yield partial(_read_run, run), indexes, run.parameters
 
 
@@ -234,22 +234,22 @@ def _open_log(path: str) -> BinaryIO:
 
 
 def _locate_logs(
-    given: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
+    named_log: LogArgument, entries: Sequence[Entry], root: str, warnings: list[str]
 ) -> dict[str, list[int]]:
     """Return the logs of a name, each with the checkpoints that it is for."""
-    if os.path.isabs(given.name) or fs.lexists(given.name):
-        return {given.name: list(range(len(entries)))}
+    if os.path.isabs(named_log.name) or fs.lexists(named_log.name):
+        return {named_log.name: list(range(len(entries)))}
     directories = {entry.directory for entry in entries}
-    paths = {directory: _nearest_log(directory, given.name, root) for directory in directories}
+    paths = {directory: _nearest_log(directory, named_log.name, root) for directory in directories}
     missing = sorted(directory for directory, path in paths.items() if path is None)
     if len(missing) == len(paths):
         problem = "no such file or directory: not here, next to the checkpoints or above them"
-        raise NotFound(given.name, problem)
+        raise NotFound(named_log.name, problem)
     if missing:
         others = len(missing) - 1
         more = " and 1 other directory" if others == 1 else f" and {others:,} other directories"
         names = f"{missing[0]}{more if others else ''}"
-        warnings.append(f"{given.name}: not found next to the checkpoints in {names}")
+        warnings.append(f"{named_log.name}: not found next to the checkpoints in {names}")
     logs: dict[str, list[int]] = {}
     for index, entry in enumerate(entries):
         if (path := paths[entry.directory]) is not None:
@@ -277,19 +277,19 @@ def _short_path(path: str) -> str:
 # Matching -----------------------------------------------------------------------------------------
 
 
-def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[Mapping[str, float]]:
+def _match(named_log: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[Mapping[str, float]]:
     """Yield a log's values for each checkpoint."""
     # A log with both epochs and steps is probably Lightning's, whose loggers count steps differently from its
     # checkpoints (``Entry.logged_as``). If no checkpoint matches so, another program wrote the log. If the
     # epochs of log and checkpoints seem to begin at different numbers, none is matched by epoch: the values
     # would be those of a neighbour.
-    is_odd = given.count is not None or _epochs_start_differently(given, log, entries)
-    as_logged = given.count is None and log.counts_both
+    is_odd = named_log.count is not None or _epochs_start_differently(named_log, log, entries)
+    as_logged = named_log.count is None and log.counts_both
     if as_logged and not any(one.logged_as in log.by_step for one in entries if one.logged_as is not None):
         as_logged = False
     for entry in entries:
-        if given.count is not None:
-            yield _match_as_given(given, log, entry)
+        if named_log.count is not None:
+            yield _match_as_given(named_log, log, entry)
             continue
         if log.by_checkpoint:
             names = (entry.name, os.path.basename(entry.directory))
@@ -306,23 +306,23 @@ def _match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> Iterator[M
         yield values
 
 
-def _match_as_given(given: LogArgument, log: Log, entry: Entry) -> Mapping[str, float]:
+def _match_as_given(named_log: LogArgument, log: Log, entry: Entry) -> Mapping[str, float]:
     """Return a log's values for a checkpoint, if the user named the count to match and its shift."""
-    number = entry.step if given.count == "step" else entry.epoch
+    number = entry.step if named_log.count == "step" else entry.epoch
     if number is None and entry.fields.position.count(None) == 3:
         number = entry.fields.number  # its name has neither, but a number
     if number is None:
         return {}
-    number -= given.shift
-    if given.count == "step" or log.epochs.least is None:
+    number -= named_log.shift
+    if named_log.count == "step" or log.epochs.least is None:
         return log.by_step.get(number, {})
     return {**log.in_epoch.get(number, {}), **log.by_epoch.get(number, {})}
 
 
-def _epochs_start_differently(given: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
+def _epochs_start_differently(named_log: LogArgument, log: Log, entries: Sequence[Entry]) -> bool:
     """Return whether epochs of a log and of checkpoints seem to start at different numbers (0 and 1)."""
     epochs = Range.of(entry.epoch for entry in entries)
-    if given.count is not None or log.epochs.least is None or epochs.least is None:
+    if named_log.count is not None or log.epochs.least is None or epochs.least is None:
         return False
     if log.epochs.most is None or epochs.most is None:
         return False
@@ -343,37 +343,37 @@ def _epochs_start_differently(given: LogArgument, log: Log, entries: Sequence[En
 
 
 def _doubts(
-    given: LogArgument, log: Log, entries: Sequence[Entry], values: Sequence[Mapping[str, float]]
+    named_log: LogArgument, log: Log, entries: Sequence[Entry], values: Sequence[Mapping[str, float]]
 ) -> Iterator[str]:
     if not any(values):
-        yield _no_match(given, log, entries)
+        yield _no_match(named_log, log, entries)
         return
     directories = {entry.directory for entry, measured in zip(entries, values, strict=True) if measured}
     if len(directories) > 1:
         yield f"{log.path}: one log for the checkpoints of {len(directories):,} directories"
-    if (log.by_epoch or not log.counts_both) and _epochs_start_differently(given, log, entries):
+    if (log.by_epoch or not log.counts_both) and _epochs_start_differently(named_log, log, entries):
         has, have = log.epochs, Range.of(entry.epoch for entry in entries)
-        yield f"{log.path}: it has epochs {has}, the checkpoints {have}; {_base_hint(given, log)}"
+        yield f"{log.path}: it has epochs {has}, the checkpoints {have}; {_base_hint(named_log, log)}"
     yield from _contradictions(log, entries, values)
 
 
-def _base_hint(given: LogArgument, log: Log) -> str:
+def _base_hint(named_log: LogArgument, log: Log) -> str:
     """Return advice on naming the shift of epochs."""
-    hint = f"{given.name}:epoch{1 if log.epochs.least == 0 else -1:+d}"
+    hint = f"{named_log.name}:epoch{1 if log.epochs.least == 0 else -1:+d}"
     problem = "it is unclear which epochs are the same"
-    return f"{problem} (use {hint}, or {given.name}:epoch if equal numbers are)"
+    return f"{problem} (use {hint}, or {named_log.name}:epoch if equal numbers are)"
 
 
-def _no_match(given: LogArgument, log: Log, entries: Sequence[Entry]) -> str:
+def _no_match(named_log: LogArgument, log: Log, entries: Sequence[Entry]) -> str:
     if log.steps.least is None and log.epochs.least is None:
         return f"{log.path}: it is still empty"
     steps, epochs = Range.of(entry.step for entry in entries), Range.of(entry.epoch for entry in entries)
     both = f"{log.path}: it has {_counts(log.steps, log.epochs)}, the checkpoints {_counts(steps, epochs)}"
-    if _epochs_start_differently(given, log, entries):
-        return f"{both}; {_base_hint(given, log)}"
+    if _epochs_start_differently(named_log, log, entries):
+        return f"{both}; {_base_hint(named_log, log)}"
     none = "it has no values for them" if log.has_empty_rows else "none of these match"
     if log.epochs.least is None and steps.least is None and epochs.least is not None:
-        return f"{both}; {none} (if its steps are epochs, use {given.name}:epoch)"
+        return f"{both}; {none} (if its steps are epochs, use {named_log.name}:epoch)"
     return f"{both}; {none}"
 
 

@@ -198,17 +198,17 @@ def note_directories(root: str, entries: Sequence[Entry], snapshot: Snapshot) ->
 class NoteRewriter:
     """Rewrites notes around renamed checkpoints, and compares their meaning before and after."""
 
-    def __init__(self, scene: Scene, moved: PathRenames) -> None:
+    def __init__(self, scene: Scene, path_renames: PathRenames) -> None:
         """Set the checkpoints under their old names, and the new names."""
         self._scene = scene
-        self._moved = moved
+        self._path_renames = path_renames
 
     @cached_property
     def _renamed_mentions(self) -> Mentions:
         """Return the finder of checkpoints by their new names."""
         entries: list[Entry] = []
         for entry in self._scene.entries:
-            new = self._moved.in_directory(entry.directory)
+            new = self._path_renames.in_directory(entry.directory)
             path = os.path.join(os.path.dirname(entry.unit.path), new.get(entry.name, entry.name))
             members = tuple(new.get(name, name) for name in entry.unit.members)
             entries.append(replace(entry, unit=entry.unit._replace(path=path, members=members)))
@@ -241,7 +241,7 @@ class NoteRewriter:
 
     def _new_name(self, known: str, entry: Entry) -> str:
         """Return the new form of a checkpoint's name, of a member's, or of its name without its suffix."""
-        new = self._moved.in_directory(entry.directory)
+        new = self._path_renames.in_directory(entry.directory)
         if known in new or known in (entry.name, *entry.unit.members):
             return new.get(known, known)
         suffix = entry.name.removeprefix(known)
@@ -276,12 +276,12 @@ def _leads_to(front: str, directory: str, target: str, snapshot: Snapshot) -> bo
     return True
 
 
-def updates_for(scene: Scene, moved: PathRenames) -> PointerUpdates:
+def updates_for(scene: Scene, path_renames: PathRenames) -> PointerUpdates:
     """Return the updates that new names require, by the files on disk now.
 
     Files in the directory of a renamed checkpoint belong to its journal.
     """
-    collector = _Collector(scene, moved, NoteRewriter(scene, moved))
+    collector = _Collector(scene, path_renames, NoteRewriter(scene, path_renames))
     root = scene.snapshot.realpath(scene.root)
     above = os.path.dirname(root)
     collector.collect(above if above != root else None)
@@ -291,10 +291,10 @@ def updates_for(scene: Scene, moved: PathRenames) -> PointerUpdates:
 class _Collector:
     """Collects the updates that new names require, reading files from the disk."""
 
-    def __init__(self, scene: Scene, moved: PathRenames, notes: NoteRewriter) -> None:
+    def __init__(self, scene: Scene, path_renames: PathRenames, notes: NoteRewriter) -> None:
         self.updates = PointerUpdates()
         self._scene = scene
-        self._moved = moved
+        self._path_renames = path_renames
         self._notes = notes
 
     def collect(self, above: str | None) -> None:
@@ -317,7 +317,7 @@ class _Collector:
             for file in names_in(directory, scene.snapshot).values():
                 self._add_note(directory, file)
         for entry in scene.entries:
-            if entry.name in self._moved.in_directory(entry.directory) or edits[entry.directory]:
+            if entry.name in self._path_renames.in_directory(entry.directory) or edits[entry.directory]:
                 for name in entry.unit.members:
                     self._add_member(entry, name, edits[entry.directory])
         for link, target in scene.links.items():
@@ -326,7 +326,9 @@ class _Collector:
     def _add_inside(self, entry: Entry) -> dict[str, FileChange]:
         """Add the files inside a checkpoint's directory; return how those without digests change."""
         directory = entry.directory
-        new = self._moved.renamer(os.path.join(directory, entry.name), os.curdir, directory, near=[directory])
+        new = self._path_renames.renamer(
+            os.path.join(directory, entry.name), os.curdir, directory, near=[directory]
+        )
         changed: dict[str, FileChange] = {}
         # Files inside keep their names, so lists of digests there change only by new contents of other files.
         for kind in text_kinds(FilePlace.INSIDE):
@@ -340,7 +342,7 @@ class _Collector:
         self, entry: Entry, kind: TextKind, new: Renamer, changes: Changes
     ) -> dict[str, FileChange]:
         """Add the files of a kind in a checkpoint's directory; return how they change, by name."""
-        new_name = self._moved.in_directory(entry.directory).get(entry.name, entry.name)
+        new_name = self._path_renames.in_directory(entry.directory).get(entry.name, entry.name)
         changed: dict[str, FileChange] = {}
         for name in kind.files:
             path = os.path.join(entry.name, name)
@@ -381,16 +383,16 @@ class _Collector:
     def _renamer(self, kind: TextKind, directory: str) -> Renamer:
         """Return the function from a path in a file of a kind to its new form."""
         if kind.stale_paths is StalePaths.PATH:
-            return self._moved.renamer(directory, os.curdir, near=[directory])
-        new = self._moved.renamer(directory)
+            return self._path_renames.renamer(directory, os.curdir, near=[directory])
+        new = self._path_renames.renamer(directory)
         return new if kind.stale_paths is StalePaths.KEPT else partial(self._renamed_name, directory)
 
     def _renamed_name(self, directory: str, path: str) -> str | None:
         """Return the new form of a path; the stale path of a run that was moved becomes a name."""
-        new_path = self._moved.new_path(path, directory)
+        new_path = self._path_renames.new_path(path, directory)
         if new_path is None and not exists(os.path.join(directory, path), self._scene.snapshot):
             name = os.path.basename(path.replace("\\", "/").rstrip("/"))
-            return self._moved.in_directory(directory).get(name)
+            return self._path_renames.in_directory(directory).get(name)
         return new_path
 
     def _rewritten(
@@ -411,7 +413,7 @@ class _Collector:
         data = read_small(file.path, MAX_POINTER, self._scene.snapshot)
         is_one_line = data is not None and bool(LINE.names(data.decode("utf-8", "surrogateescape")))
         is_path = is_one_line and "://" not in text
-        new = self._moved.renamer(directory, near=[directory]) if is_path else None
+        new = self._path_renames.renamer(directory, near=[directory]) if is_path else None
 
         def reword(text: str) -> str:
             line = text if new is None else kind.reworded(text, new)
@@ -435,11 +437,11 @@ class _Collector:
     def _add_member(self, entry: Entry, name: str, edits: Mapping[str, FileChange]) -> None:
         """Add a manifest or an index of a checkpoint, which has names of files in its text."""
         # It may be renamed itself: then it is created under its new name and removed under the old one.
-        names = self._moved.in_directory(entry.directory)
+        names = self._path_renames.in_directory(entry.directory)
         kind = kind_of(name, FilePlace.MEMBER)
         if kind is None or (name != entry.name and not name.endswith(SIDECARS)):
             return
-        new = names.get if name == entry.name else self._moved.renamer(entry.directory)
+        new = names.get if name == entry.name else self._path_renames.renamer(entry.directory)
         rewrite = self._rewritten(kind, entry.directory, name, new, edits)
         if rewrite is None:
             return
@@ -454,7 +456,7 @@ class _Collector:
     def _add_link(self, link: str, target: str) -> None:
         """Add a symlink that leads to a renamed checkpoint, or into it."""
         directory = os.path.dirname(link) or os.curdir
-        new = SYMLINK.reworded(target, lambda path: self._moved.new_path(path, directory))
+        new = SYMLINK.reworded(target, lambda path: self._path_renames.new_path(path, directory))
         if new == target:
             return
         journal_directory = self._scene.journal_directory(directory)
@@ -467,7 +469,7 @@ class _Collector:
 
 
 def link_holders(
-    scene: Scene, names: Iterable[tuple[str, str]], moved: PathRenames
+    scene: Scene, names: Iterable[tuple[str, str]], path_renames: PathRenames
 ) -> Iterator[tuple[str, str]]:
     """Yield the checkpoints, by directory and name, in which a symlink leads to a renamed one."""
     real = scene.snapshot.realpath
@@ -475,7 +477,7 @@ def link_holders(
     wanted = {os.path.join(real(directory), name): (directory, name) for directory, name in names}
     for link, target in scene.links.items():
         directory = os.path.dirname(link) or os.curdir
-        if moved.new_path(target, directory) is None:
+        if path_renames.new_path(target, directory) is None:
             continue
         above = real(directory)
         while above != os.path.dirname(above):

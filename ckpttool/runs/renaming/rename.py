@@ -149,11 +149,11 @@ def plan_rename(request: RenameRequest) -> PlannedNames:
     scene = Scene(
         root, entries, links_near(root, snapshot), note_directories(root, entries, snapshot), snapshot
     )
-    plan, moved, updates = _plan_with_updates(template, scene, existing_names, kept_names)
+    plan, path_renames, updates = _plan_with_updates(template, scene, existing_names, kept_names)
     errors = [Problem(shown(error.path), error.reason) for error in surveyed.errors]
     problems = [*errors, *(replace(one, outcome="left alone") for one in plan.kept)]
     if not plan.refused:
-        problems += _stale_notes(updates, NoteRewriter(scene, moved))
+        problems += _stale_notes(updates, NoteRewriter(scene, path_renames))
     warnings = [
         f"{shown(path)}: can't be updated, and may contain old names: {why}"
         for path, why in updates.faults.items()
@@ -182,20 +182,20 @@ def _plan_with_updates(
     managed = {directory: manager_prefixes(directory) for directory in existing_names}
     while True:
         plan = plan_names(scene.entries, template, existing_names, kept_names, managed)
-        moved = PathRenames(names_of(plan.renamings), scene.snapshot)
-        updates = updates_for(scene, moved)
-        reasons = dict(_reasons_to_stay(plan, scene, moved, updates))
+        path_renames = PathRenames(names_of(plan.renamings), scene.snapshot)
+        updates = updates_for(scene, path_renames)
+        reasons = dict(_reasons_to_stay(plan, scene, path_renames, updates))
         if not reasons:
-            return plan, moved, updates
+            return plan, path_renames, updates
         kept_names |= reasons
 
 
 def _reasons_to_stay(
-    plan: RenamePlan, scene: Scene, moved: PathRenames, updates: PointerUpdates
+    plan: RenamePlan, scene: Scene, path_renames: PathRenames, updates: PointerUpdates
 ) -> Iterator[tuple[str, str]]:
     """Yield checkpoints that keep their names, as a file that names them can't be changed, with reasons."""
     entries = {(one.entry.directory, one.entry.name): one.entry for one in plan.renamings}
-    for holder in link_holders(scene, entries, moved):
+    for holder in link_holders(scene, entries, path_renames):
         yield entries[holder].path, "a symlink in it points to a checkpoint that is renamed"
     by_directory: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries.values():
