@@ -45,6 +45,7 @@ def copy(command: CopyCommand) -> int:
         from ckpttool.cli.render.text_changes import copy_text
 
         print(copy_text(copied, width=terminal_width(sys.stdout), colour=has_colour(sys.stdout)), flush=True)
+    # Rules are applied to all of DST after the copies: what they remove depends on what has arrived.
     consent = Consent(is_given=command.yes)
     copied = keep_policy(
         copied,

@@ -49,6 +49,8 @@ def latest(command: LatestCommand) -> int:
 
     With several directories, such as a disk and its copy in a store, print the newest of all.
     """
+    # Scripts read stdout, as in "$(ckpttool latest runs)": it has the path and nothing else. All notes are
+    # written to stderr, the one on what a training resumes only on a terminal.
     places, query, quiet = command.directories, command.query, command.quiet
     found = latest_of(
         places,

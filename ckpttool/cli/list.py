@@ -176,6 +176,8 @@ def list_(command: ListCommand) -> int:
         if plot.lower().endswith(".html"):
             raise UsageError(f"--plot {plot}: use ckpttool report -o {plot} to write a page")
         check_plot(plot, [*paths, *retention.request_values.get("metrics", ())])
+    # All parts must have the same rows in the same order, whatever each has verified, or their documents
+    # couldn't be merged. Ranks, plots and plans need the verdicts of all.
     part = command.part
     has_order = command.sort or command.reverse or metric or plot or command.cadence
     if part is not None and (not command.json or has_order or command.rules or retention.config is not None):
@@ -199,7 +201,7 @@ def list_(command: ListCommand) -> int:
         if retention.config is not None and command.config is None:
             hint = "ckpttool list . lists everything here"
             say(f"{printable(retention.config)} selects the listed checkpoints, as for prune ({hint})")
-        warn(listing, everything=command.long or not sys.stderr.isatty(), verbose=command.long)
+        say_problems(listing, everything=command.long or not sys.stderr.isatty(), verbose=command.long)
     if plot is not None and listing.checkpoints:
         from ckpttool.cli.render.plot_results import series_picture
         from ckpttool.cli.report_files import write_report
@@ -335,13 +337,13 @@ def _preview(
         try:
             previews[directory] = preview_directory(directory, scope, progress, executor)
         except (CheckpointError, UsageError) as failure:
-            if len(scopes) == 1 or must_read_all:
+            if len(scopes) == 1 or must_read_all:  # without a directory, a part would split fewer checkpoints
                 raise
             say_error(with_directory(failure, directory))
     return previews
 
 
-def warn(listing: Listing, *, everything: bool, verbose: bool = False) -> None:
+def say_problems(listing: Listing, *, everything: bool, verbose: bool = False) -> None:
     """Print warnings and errors; on a terminal, only the first of many."""
     say_journals(listing.journals)
     for warning in listing.warnings:

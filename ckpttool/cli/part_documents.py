@@ -78,8 +78,9 @@ def merge_verdicts(documents: Sequence[PartDocument]) -> VerifyOutcome:
         rows += own
         outcome.unread |= one.parsed(_unread_of)
         outcome.strict = one.parsed(lambda body: bool(body["strict"]))
-        if (full := one.parsed(_full_of)) is not None:
-            outcome.read_in_full = (outcome.read_in_full or 0) + full
+        sampled = one.parsed(lambda body: int(body["sampled"]["full"]) if "sampled" in body else None)
+        if sampled is not None:
+            outcome.read_in_full = (outcome.read_in_full or 0) + sampled
     found, _ = documents[0].run
     covered = [*removed, *(row.position for row in rows if 0 <= row.position < found)]
     if sorted(covered) != [*range(found)]:
@@ -110,6 +111,8 @@ def merge_lists(
     Returns:
         The document, path and message of each problem, and why models are not read, by path.
     """
+    # All parts list all series, with the same counts, and each the rows of its own checkpoints. Only
+    # ``newest`` may differ, which each part has determined without the verdicts of the others.
     rows: dict[int, dict[str, Any]] = {}
     problems: dict[tuple[str, str], None] = {}
     series: list[dict[str, Any]] = []
@@ -156,12 +159,12 @@ def _list_of(
     return rows, series, [(str(one["path"]), str(one["message"])) for one in body["problems"]]
 
 
-def _full_of(body: Mapping[str, Any]) -> int | None:
-    return int(body["sampled"]["full"]) if "sampled" in body else None
-
-
 def _rows_of(body: Mapping[str, Any]) -> list[_Row]:
-    return [*map(_verdict_row, body["checkpoints"]), *map(_error_row, body.get("errors", ()))]
+    rows = [_verdict_row(row) for row in body["checkpoints"]]
+    for row in body.get("errors", ()):
+        error = CheckpointError(str(row["path"]), str(row["message"]))
+        rows.append(_Row(int(row["position"]), error=error))
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +229,6 @@ def _verdict_row(row: Mapping[str, Any]) -> _Row:
     manifest = row.get("manifest")
     sealed = None if manifest is None else record_of(SealResult, manifest)
     return _Row(int(row["position"]), verification, sealed)
-
-
-def _error_row(row: Mapping[str, Any]) -> _Row:
-    return _Row(int(row["position"]), error=CheckpointError(str(row["path"]), str(row["message"])))
 
 
 def _require_all(documents: Sequence[PartDocument]) -> None:

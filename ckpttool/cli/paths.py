@@ -80,12 +80,12 @@ def say_empty(directory: str, *, recursive: bool, quiet: bool = False, checks: b
     return is_error
 
 
-def say_unread(unread: Mapping[str, str], what: str, *, everything: bool) -> None:
+def say_unread(unread: Mapping[str, str], consequence: str, *, everything: bool) -> None:
     """Warn of files and directories that look like models and are not read: a line for each reason.
 
     Args:
         unread: Why each is not read, by path.
-        what: The consequence, such as "not verified".
+        consequence: Such as "not verified".
         everything: Whether each path has a line.
     """
     alike: dict[str, list[str]] = {}
@@ -93,7 +93,7 @@ def say_unread(unread: Mapping[str, str], what: str, *, everything: bool) -> Non
         alike.setdefault(path if everything else why, []).append(path)
     for first, *others in alike.values():
         more = f" and {len(others):,} more" if others else ""
-        say_warning(f"{first}{more}: {what}: {unread[first]}")
+        say_warning(f"{first}{more}: {consequence}: {unread[first]}")
 
 
 def say_inferred_mode(metric: str | None, mode: object) -> None:

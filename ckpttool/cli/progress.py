@@ -34,13 +34,13 @@ class ProgressLines:
         self._due = time.monotonic() + PATIENCE
 
     @contextmanager
-    def __call__(self, what: str, total: int | None) -> Iterator[Advance]:
+    def __call__(self, label: str, total: int | None) -> Iterator[Advance]:
         """Show the bytes done of a total; without a total, the number of checkpoints."""
         if not _is_watched():
             yield lambda done: None
             return
         line = _Line(self._due, total, _counter if total is None else _bar)
-        line.what = what
+        line.label = label
         with line:
             yield line.advance
 
@@ -55,13 +55,13 @@ class ProgressLines:
         number = 0
 
         @contextmanager
-        def piece(what: str, total: int | None) -> Iterator[Advance]:
+        def piece(label: str, total: int | None) -> Iterator[Advance]:
             nonlocal number
             # A piece is repeated if its file changes while it is read, and may report more or fewer bytes
             # than its size, since passes over a file are estimated. So the bar moves to the start of the
             # piece, never beyond its end, and to its end when it is done: it neither jumps back nor overruns.
             number = min(number + 1, len(pieces))
-            line.what, line.position = what, f"{number:,} of {len(pieces):,}"
+            line.label, line.position = label, f"{number:,} of {len(pieces):,}"
             end = sum(pieces[:number])
             line.move(end - pieces[number - 1])
             yield lambda nbytes: line.advance(nbytes, at_most=end)
@@ -71,9 +71,9 @@ class ProgressLines:
             yield piece
 
 
-def progress(what: str, total: int | None) -> Any:
+def progress(label: str, total: int | None) -> Any:
     """Show the progress of a command that does one thing; see ``ProgressLines``."""
-    return ProgressLines()(what, total)
+    return ProgressLines()(label, total)
 
 
 def _is_watched() -> bool:
@@ -84,7 +84,7 @@ class _Line:
     """A progress line that is drawn after a delay; updated from any thread."""
 
     def __init__(self, due: float, total: int | None, columns: Callable[[], list[Any]]) -> None:
-        self.what = self.position = ""
+        self.label = self.position = ""
         self._due, self._total, self._columns = due, total, columns
         self._done = 0
         self._drawn: Any = None
@@ -129,7 +129,7 @@ class _Line:
             )
             self._drawn.add_task("", total=self._total, position="")
         room = max(self._drawn.console.width - _COLUMNS_OF_BYTES, _SHORTEST_NAME)
-        name = shorten(printable(self.what), room)
+        name = shorten(printable(self.label), room)
         self._drawn.update(
             self._drawn.task_ids[0], completed=self._done, description=name, position=self.position
         )

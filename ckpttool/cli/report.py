@@ -18,9 +18,9 @@ from ckpttool.cli.list import (
     read_listing,
     retention_for_list,
     rules_group,
+    say_problems,
     status_of,
     verify_option,
-    warn,
 )
 from ckpttool.cli.options import directory_or_paths, output_option, quiet_option
 from ckpttool.cli.output import say
@@ -76,7 +76,7 @@ def report(command: ReportCommand) -> int:
     listing, read = read_listing(retention, metric, mode, command.verify)
     if not quiet:
         say_inferred_mode(metric, mode)
-        warn(listing, everything=not sys.stderr.isatty())
+        say_problems(listing, everything=not sys.stderr.isatty())
     depth = "every byte was read" if command.verify == "full" else "only the structure was read"
     subtitle = f"{time.strftime('%Y-%m-%d %H:%M %Z')}; {depth}"
     write_report("--output", output, report_page(", ".join(map(directory_name, paths)), subtitle, listing))

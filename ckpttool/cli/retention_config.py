@@ -177,6 +177,8 @@ def retention_for(
     if found is not None and policies is not None and found.policies is not None:
         raise UsageError(f"{found.config} has rules, and so has the command line (omit one of them)")
     base = found or Retention(paths=())
+    # Options of the command line replace keys, except for --exclude, which adds to them: leaving one out must
+    # not expose checkpoints that the configuration excludes.
     request = {name: value for name, value in given.items() if name in attribute_names(PruneRequest)}
     if excluded := (*base.request.get("exclude", ()), *given.get("exclude", ())):
         request["exclude"] = excluded

@@ -152,8 +152,8 @@ def verify_all(
     # missed under both names, so directories are searched again for paths that weren't there before.
     for _ in range(_TRIES):
         with lines.of_all(_work_of(target, command) for target in targets) as progress:
-            has_gone = _verify_each(targets, command, executor, outcome, progress)
-        if not has_gone:
+            was_removed = _verify_each(targets, command, executor, outcome, progress)
+        if not was_removed:
             break
         again = (
             target
@@ -258,7 +258,7 @@ def _verify_each(
     # An error is a verdict, invalid, for a file found in a directory. It is a failure for a path that the
     # user named, for a worker or network that broke, and for a framework that isn't installed: these say
     # nothing about the file.
-    has_gone = False
+    was_removed = False
     tasks = [_task_of(one, one.unit, command) for one in targets if not isinstance(one.unit, CheckpointError)]
     with closing(verify_tasks(tasks, executor, progress)) as results:
         for target in targets:
@@ -280,8 +280,8 @@ def _verify_each(
                 outcome.verifications.append(unreadable(error))
             else:
                 say_warning(f"{target.path}: removed or renamed in the meantime; not verified")
-                has_gone = True
-    return has_gone
+                was_removed = True
+    return was_removed
 
 
 def _task_of(target: _VerifyTarget, unit: Unit, command: VerifyCommand) -> VerifyTask:

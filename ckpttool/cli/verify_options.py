@@ -94,6 +94,7 @@ class VerifyCommand:
     settings: Any = None
 
 
+# The others, such as --rtol, --seed or --batch-size, only adjust a prediction, and need --predict.
 _IMPLYING = (
     "model",
     "optimizer",

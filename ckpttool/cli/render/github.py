@@ -124,6 +124,7 @@ def summary(verifications: Sequence[Verification], failures: Sequence[Checkpoint
 class _ByteBudget:
     """The remaining bytes of a summary; each part takes at most half of them."""
 
+    # So a long list of unreadable paths leaves room for the table, and the table for the failed checkpoints.
     def __init__(self, nbytes: int) -> None:
         self._left = nbytes
 

@@ -49,6 +49,8 @@ def sarif(
         failures: Errors that prevented a verdict; the run counts as failed then.
         root: The root of the sources, to which paths are relative.
     """
+    # If there are more than GitHub takes, the last are omitted: ignored findings, then the least severe. Only
+    # the codes of the others become rules.
     findings = [(at, finding) for at, one in enumerate(verifications) for finding in one.findings]
     findings.sort(key=lambda one: (not is_open(one[1]), SEVERITIES.index(one[1].severity)))
     kept, left = findings[:MAX_RESULTS], max(len(findings) - MAX_RESULTS, 0)
@@ -172,6 +174,8 @@ def _results(
 
 
 def _location(path: str, root: str | None) -> dict[str, Any]:
+    # GitHub shows results of files in the repository, whose URIs are relative to its root; other files have
+    # absolute URIs.
     inside = path_from_root(path[:LONGEST], root)
     if inside is None:
         slashed = os.path.abspath(path[:LONGEST]).replace(os.sep, "/")

@@ -68,8 +68,8 @@ def plan_text(
 ) -> str:
     """Return the plan of each series.
 
-    Series of one checkpoint that is kept are only counted, unless ``verbose``. Long series are folded to the
-    first few.
+    Series of one checkpoint that is kept are only counted, unless ``verbose``. Of many checkpoints with equal
+    reasons, the first few and the last are shown.
 
     Args:
         groups: The series.
@@ -145,6 +145,8 @@ def _group_lines(group: GroupPlan, width: int | None, colour: bool, verbose: boo
         size = file_size(sum(kept.entry.contents.nbytes for kept in group.keep))
         yield f"  {counted(len(group.keep), 'checkpoint')}, {size}"
         return
+    # Names get all that reasons leave, but reasons no more than _WIDEST_REASON: longer ones are wrapped below
+    # themselves. A note on hidden checkpoints spans both columns.
     rows = _rows(group, verbose)
     names = [row.name for row in rows if not row.is_note]
     if width is not None:

@@ -186,6 +186,8 @@ _NARROWEST_NAME = 20
 
 def _shown_tensors(inspection: Inspection, every: bool) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Return the tensors in the table, and the others: training state, and all after the first ones."""
+    # The state of an optimizer, often two tensors for each weight, would hide the model, so only weights are
+    # shown. With a filter or --stats, the user asks for certain tensors, whatever their roles.
     tensors = inspection.tensors
     if every:
         return tensors, ()
