@@ -170,7 +170,13 @@ class CopyRequest(Scope):
         "SRC...", "Checkpoints, or directories of checkpoints; paths or URLs."
     )
     destination: str = argument("DST", "The directory to copy them to; a path or a URL.")
-    policy: Policy | None = group(Policy, CHOICES, is_record=True, default=None)
+    policy: Policy | None = group(
+        Policy,
+        CHOICES,
+        help={"older_than": "Remove only checkpoints saved more than TIME (30d) ago."},
+        is_record=True,
+        default=None,
+    )
     force: bool = option(
         "--force",
         help="Replace a different checkpoint of the same name.",
