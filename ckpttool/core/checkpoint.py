@@ -348,7 +348,7 @@ def _state_dict(path: str, tensors: Sequence[Tensor], framework: str, key: str |
         "tensorflow": _tensorflow_maker,
     }
     if framework not in makers:
-        raise UsageError(f"no framework {framework!r}: there are {', '.join(makers)}")
+        raise UsageError(f"unknown framework {framework!r} (choose from {', '.join(makers)})")
     make = makers[framework](path)
     made: dict[str, Any] = {}
     result = {}
@@ -367,7 +367,7 @@ def _names(tensors: Sequence[Tensor], key: str | None) -> dict[str, Tensor]:
         below = {one.name[len(key) + 1 :]: one for one in tensors if one.name.startswith(f"{key}.")}
         if not below:
             parents = sorted({".".join(map(str, one.path[:-1])) for one in tensors if len(one.path) > 1})
-            hint = did_you_mean(key, parents) or f"there are {first_names(parents) or 'none'}"
+            hint = did_you_mean(key, parents) or f"available: {first_names(parents) or 'none'}"
             raise KeyError(f"no tensors below {key!r} ({hint})")
         return below
     # ``torch.save({"model": model.state_dict(), …})`` puts a key in front of all names, which a model doesn't
@@ -420,9 +420,7 @@ def _torch_maker(path: str) -> Callable[[Tensor], Any]:
     def make(tensor: Tensor) -> Any:
         dtype = getattr(torch, tensor.dtype.name, None)
         if tensor.values is None or tensor.dtype.bits < 8 or not isinstance(dtype, torch.dtype):
-            raise TypeError(
-                f"{tensor.name}: PyTorch has no such type as {tensor.dtype.name}, or there are no values"
-            )
+            raise TypeError(f"{tensor.name}: no stored values, or PyTorch has no type {tensor.dtype.name}")
         return torch.from_numpy(_bytes_of(tensor)).view(dtype).reshape(tensor.shape)
 
     return make
@@ -439,4 +437,4 @@ def _framework(path: str, module: str, name: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingPackage(path, f"a state dict for it needs {name}") from error
+        raise MissingPackage(path, f"its state dict needs {name}") from error

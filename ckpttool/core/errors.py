@@ -1,7 +1,7 @@
 """Tree of all errors.
 
 CheckpointError
-├── NotFound              there is no such file, or it was removed meanwhile
+├── NotFound              no such file, or it was removed meanwhile
 ├── AccessDenied          the operating system refuses to open or read it
 ├── NotACheckpoint        no format recognises it
 │   └── AmbiguousFormat   two formats claim it, and neither specialises the other
@@ -10,7 +10,7 @@ CheckpointError
 │   ├── LimitExceeded     reading on would take unbounded time or memory
 │   └── NotDownloaded     a Git LFS pointer is in place of the file
 ├── Unsupported           it is well formed, but not supported
-├── OutOfMemory           reading it takes more memory than there is
+├── OutOfMemory           not enough memory to read it
 └── MissingPackage        an optional package is needed
 UsageError                the request is invalid or contradicts itself
 
@@ -221,4 +221,4 @@ def memory_checked(path: str | os.PathLike[str]) -> Iterator[None]:
             raise
         _clear_frames(failure.__traceback__)
         gc.collect()
-        raise OutOfMemory(path, "reading it takes more memory than there is") from failure
+        raise OutOfMemory(path, "not enough memory to read it") from failure

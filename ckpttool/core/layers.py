@@ -35,14 +35,12 @@ class LayoutDoubt(Enum):
 
 
 _TEXTS = {
-    LayoutDoubt.INPUT_ORDER: "{} stands before it",
-    LayoutDoubt.OUTPUT_ORDER: "{} takes what it gives",
-    LayoutDoubt.JOINED: "it is joined with what {} gives",
+    LayoutDoubt.INPUT_ORDER: "it follows {}",
+    LayoutDoubt.OUTPUT_ORDER: "{} uses its output",
+    LayoutDoubt.JOINED: "it is joined with the output of {}",
     LayoutDoubt.SEVERAL_AXES: "it has weights along several axes",
-    LayoutDoubt.FLATTENED_SHAPE: "it stands behind a Flatten of a shape that is not told",
-    LayoutDoubt.UNWIRED: (
-        "it may stand behind a Flatten or before a Reshape, and nothing says whether it does"
-    ),
+    LayoutDoubt.FLATTENED_SHAPE: "it follows a Flatten of unknown shape",
+    LayoutDoubt.UNWIRED: "it may follow a Flatten or precede a Reshape, which isn't recorded",
     LayoutDoubt.RESET: "reset_after is not set",
     LayoutDoubt.RESET_UNKNOWN: "a GRU without a bias does not show whether reset_after is set",
 }

@@ -37,7 +37,7 @@ class Reach(Enum):
 
     HARMLESS = None
     """Selects checkpoints below the file, or sets an option for them."""
-    BELOW = "leads out of the directory of this file"
+    BELOW = "points outside the directory of this file"
     """Names files: harmless below the configuration's directory; other paths, trackers and URLs are not."""
     YES = "answers for you"
     TARGET = "names a place to write to"

@@ -40,7 +40,7 @@ def instance_of(entry: EntryPoint) -> Any:
         made = entry.load()
     except (ImportError, AttributeError) as error:
         found = f"the plug-in {entry.name} can't be imported: {error}"
-        hint = None if entry.dist is None else f"{entry.dist.name} repaired, or uninstalled"
+        hint = None if entry.dist is None else f"reinstall or uninstall {entry.dist.name}"
         raise Unsupported(entry.value, found, expected=hint) from error
     return made()
 

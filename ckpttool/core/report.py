@@ -104,7 +104,7 @@ def note(code: str, message: str | Sentence, where: str | None = None) -> Findin
     return Finding(code, Severity.NOTE, Sentence(message), where)
 
 
-_UNREADABLE = "it could not be read, so what loading it would run is not known"
+_UNREADABLE = "it could not be read, so the code that loading it would run is unknown"
 
 
 def not_scanned(where: str | None, reason: str = _UNREADABLE) -> Finding:
@@ -114,7 +114,7 @@ def not_scanned(where: str | None, reason: str = _UNREADABLE) -> Finding:
 
 def trailing_bytes(count: int, end: str, where: str | None = None) -> Finding:
     """Return the error for bytes after the declared end of a file or member."""
-    return error("trailing-bytes", f"{count:,} bytes lie behind {end}", where)
+    return error("trailing-bytes", f"{count:,} bytes follow {end}", where)
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

@@ -178,7 +178,7 @@ def _parsed(type_: Any, value: Any) -> Any:
     if isinstance(type_, EnumMeta):
         return type_(value)
     if type(value) is not type_:
-        raise TypeError(f"{value!r:.40} is no {type_}")
+        raise TypeError(f"{value!r:.40} is not a {type_}")
     return value
 
 

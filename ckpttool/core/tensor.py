@@ -207,7 +207,9 @@ class Tensor:
         array = self.array()
         if dtype is not None and array.dtype != dtype:
             if copy is False:
-                raise ValueError(f"{self.name} is {self.dtype.name}: another type takes a copy")
+                raise ValueError(
+                    f"{self.name} is {self.dtype.name}: converting it to another type needs a copy"
+                )
             return array.astype(dtype)
         return np.array(array) if copy else array
 
@@ -223,7 +225,7 @@ class Tensor:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError(f"{self.name} is a scalar, and has no length")
+            raise TypeError(f"{self.name} is a scalar and has no length")
         return self.shape[0]
 
     def blocks(self, limit: int = BLOCK_BYTES) -> Iterator[memoryview]:

@@ -202,14 +202,14 @@ def seconds(duration: str, *, is_lenient: bool = False) -> int:
     if (bare := re.fullmatch(_BARE, text)) is not None and re.fullmatch(_DURATION, f"{text}s"):
         number, where = bare[1], "" if bare[1] == text else f"{text}: "
         units = f"{number}s, {number}min, {number}h or {number}d"
-        raise UsageError(f"{where}{number} of what? (such as {units})")
-    raise UsageError(f"no duration: {duration!r} (such as 7d12h, 90min or 2w)")
+        raise UsageError(f"{where}{number} has no unit (such as {units})")
+    raise UsageError(f"invalid duration: {duration!r} (such as 7d12h, 90min or 2w)")
 
 
 def within(duration: str) -> int:
     """Return the seconds of a duration for ``--keep-within``, where ``m`` is refused: it may mean months."""
     if re.search(_BARE_MINUTES, duration):
-        raise UsageError(f"{duration!r} could be minutes or months (say min or mo)")
+        raise UsageError(f"{duration!r} could be minutes or months (use min or mo)")
     return seconds(duration)
 
 
@@ -226,10 +226,10 @@ def nbytes(size: str, *, is_lenient: bool = False) -> int:
     if text == "0":
         return 0
     if not is_lenient and re.fullmatch(_NO_UNIT, text):
-        raise UsageError(f"{text} of what? (such as {text}B, {text}MB or {text}GB)")
+        raise UsageError(f"{text} has no unit (such as {text}B, {text}MB or {text}GB)")
     match = re.fullmatch(_LENIENT_SIZE if is_lenient else _SIZE, text)
     if match is None:
-        raise UsageError(f"no size: {size!r} (such as 200GB, 1.5TiB or 4096B)")
+        raise UsageError(f"invalid size: {size!r} (such as 200GB, 1.5TiB or 4096B)")
     from decimal import Decimal
 
     number, unit, binary = match.groups()

@@ -272,7 +272,9 @@ def regroup(tensor: Tensor, sizes: Iterable[int]) -> Iterator[bytearray]:
                 more = next(blocks, None)
                 if more is None:
                     place = tensor.storage.file if tensor.storage else tensor.name
-                    raise DamagedCheckpoint(place, "fewer elements than its shape says", where=tensor.name)
+                    raise DamagedCheckpoint(
+                        place, "fewer elements than its shape requires", where=tensor.name
+                    )
                 held = more
             count = min(len(held), size - filled)
             group[filled : filled + count] = held[:count]

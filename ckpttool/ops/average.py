@@ -114,21 +114,21 @@ def shares_of(count: int, weights: Sequence[float] | None = None, ema: float | N
     Source of the moving average: PyTorch ``torch/optim/swa_utils.py`` (``get_ema_avg_fn``).
     """
     if count < 2:
-        raise UsageError("an average takes two checkpoints or more")
+        raise UsageError("average needs at least two checkpoints")
     if weights is not None and ema is not None:
         raise UsageError("--weights and --ema exclude each other")
     # The moving average begins with the first source, and each next one counts 1 - decay: expanded, the first
     # has decay^(n-1), and source k has (1 - decay) * decay^(n-1-k).
     if ema is not None:
         if not 0 < ema < 1:
-            raise UsageError(f"--ema {ema:g}: a decay lies between 0 and 1")
+            raise UsageError(f"--ema {ema:g}: the decay must be between 0 and 1")
         return [ema ** (count - 1), *((1 - ema) * ema ** (count - 1 - at) for at in range(1, count))]
     if weights is None:
         return [1.0] * count
     if len(weights) != count:
         raise UsageError(f"--weights: {counted(len(weights), 'weight')} for {counted(count, 'checkpoint')}")
     if not all(math.isfinite(one) and one > 0 for one in weights):
-        raise UsageError("--weights: each weight is a positive number")
+        raise UsageError("--weights: each weight must be a positive number")
     # Scaled by a power of two, so that neither their sum nor a product leaves the range of float64.
     exponent = math.frexp(max(weights))[1]
     return [math.ldexp(one, -exponent) for one in weights]
@@ -150,7 +150,7 @@ def open_average(paths: Sequence[str | os.PathLike[str]], shares: Sequence[float
     places = [fs.realpath(path) for path in sources]
     for at, path in enumerate(sources):
         if places[at] in places[:at]:
-            raise UsageError(f"{path} is given twice (--weights makes it count more)")
+            raise UsageError(f"{path} is given twice (--weights gives it more weight)")
     with ExitStack() as opened:
         checkpoints = [opened.enter_context(open_checkpoint(path)) for path in sources]
         selected = [_Weights.of(checkpoint) for checkpoint in checkpoints]
@@ -162,7 +162,9 @@ def open_average(paths: Sequence[str | os.PathLike[str]], shares: Sequence[float
         for name, tensor in last.tensors.items():
             if tensor.dtype.kind in _AVERAGED:
                 if tensor.dtype.bits < 8:
-                    raise UsageError(f"{name}: {tensor.dtype.name} can't be averaged (convert --dtype can)")
+                    raise UsageError(
+                        f"{name}: {tensor.dtype.name} can't be averaged (change the type by convert --dtype)"
+                    )
                 owner = averages.get(tensor.shares_with or "")
                 values = _average_values(selected, name, shares, summed) if owner is None else owner.values
                 averages[tensor.name] = Tensor(
@@ -203,7 +205,7 @@ class _Weights:
                     checkpoint.path, finding.message, where=finding.where, code=finding.code
                 )
         if not checkpoint.complete:
-            raise DamagedCheckpoint(checkpoint.path, "it is not complete", code="incomplete")
+            raise DamagedCheckpoint(checkpoint.path, "it is incomplete", code="incomplete")
         weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS]
         selected, _ = only_weights(content_of(checkpoint), checkpoint)
         named = zip(selected.tensors, weights, strict=True)
@@ -223,19 +225,19 @@ class _Weights:
 def _require_alike(other: _Weights, last: _Weights) -> None:
     """Raise UsageError if two sources differ in names, shapes, kinds or ties of weights."""
     path, last_path = other.checkpoint.path, last.checkpoint.path
-    if missing := [name for name in last.tensors if name not in other.tensors]:
-        raise UsageError(f"{path}: no {first_names(missing)}, which {last_path} has; expected one model")
-    if more := [name for name in other.tensors if name not in last.tensors]:
-        raise UsageError(f"{last_path}: no {first_names(more)}, which {path} has; expected one model")
+    for holder, lacking in ((last, other), (other, last)):
+        if missing := [name for name in holder.tensors if name not in lacking.tensors]:
+            found = f"missing {first_names(missing)} (in {holder.checkpoint.path})"
+            raise UsageError(f"{lacking.checkpoint.path}: {found}; the checkpoints are from different models")
     for name, tensor in last.tensors.items():
         one = other.tensors[name]
         if one.shape != tensor.shape:
-            shapes = f"shape {list(one.shape)}, and {list(tensor.shape)} in {last_path}"
+            shapes = f"shape {list(one.shape)}, but {list(tensor.shape)} in {last_path}"
             raise UsageError(f"{path}[{name}]: {shapes}")
         if one.dtype.kind != tensor.dtype.kind:
-            raise UsageError(f"{path}[{name}]: {one.dtype.name}, and {tensor.dtype.name} in {last_path}")
+            raise UsageError(f"{path}[{name}]: {one.dtype.name}, but {tensor.dtype.name} in {last_path}")
     if other.ties() != last.ties():
-        raise UsageError(f"{path}: other weights share their values than in {last_path}")
+        raise UsageError(f"{path}: its tied weights differ from those in {last_path}")
 
 
 def _notes(last: _Weights, averages: dict[str, Tensor]) -> Iterator[str]:

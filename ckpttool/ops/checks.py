@@ -100,17 +100,17 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
     traits = traits_of(checkpoint.format)
     is_bare = traits.holds_tensors_alone or (traits.is_container and not checkpoint.metadata)
     if not checkpoint.tensors and is_bare:
-        yield warning("no-tensors", "it holds no tensor")
+        yield warning("no-tensors", "it contains no tensors")
     for key, value in checkpoint.metadata.items():
         is_empty = isinstance(value, Mapping) and not value
         if is_empty and _STATE_DICT.fullmatch(key) and role_below((key,)) is Role.WEIGHTS:
-            yield warning("no-tensors", "a state dict that holds no tensor", key)
+            yield warning("no-tensors", "the state dict contains no tensors", key)
     weights = [one for one in checkpoint.tensors if one.role is Role.WEIGHTS and one.dtype.float_code]
     needed = (one for one in weights if not (one.shard is not None and one.shard.is_empty))
     empty = [one.name for one in needed if not one.size and _NEEDED.fullmatch(one.name)]
     if empty:
         message = (
-            f"{len(empty):,} of {counted(len(weights), 'weight')} have no element, as those of a model "
+            f"{len(empty):,} of {counted(len(weights), 'weight')} have no elements, as in a model "
             "that is split over processes and was not gathered"
         )
         yield warning("weights-empty", message, first_names(empty))
@@ -118,13 +118,11 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
     repeated = {one.name: element for one in filled if (element := element_of(one)) is not None}
     zero = {name for name, element in repeated.items() if not any(element)}
     if len(zero) == len(filled) and any(map(_must_vary, filled)):
-        yield warning("weights-zero", f"all {counted(len(filled), 'weight')} hold nothing but zeros")
+        yield warning("weights-zero", f"all {counted(len(filled), 'weight')} are zero")
         return
     starts = [one.name for one in filled if _ADAPTER.search(one.name)]
     if starts and zero.issuperset(starts):
-        message = (
-            f"a LoRA adapter that changes nothing yet: all {len(starts):,} of its second factors are zero"
-        )
+        message = f"untrained LoRA adapter: all {len(starts):,} of its second factors are zero"
         yield warning("adapter-untrained", message, first_names(starts))
     yield from _constant_matrices(checkpoint, filled, repeated, set(starts))
 
@@ -199,7 +197,7 @@ def _compare(path: str, copy: str, jobs: int, advance: Advance) -> Iterator[Find
     if differing:
         amount = f"{len(differing):,} of {counted(len(common), 'tensor')}"
         message = (
-            f"{os.path.basename(copy)} beside it{_age(path, copy)} has other values of {amount}: "
+            f"{os.path.basename(copy)} next to it{_age(path, copy)} has different values for {amount}: "
             f"{first_names(differing)}"
         )
         yield warning("copies-differ", message, os.path.basename(path))
@@ -238,7 +236,7 @@ def _compare_rounded(checkpoint: Checkpoint) -> Iterator[Finding]:
     differing = [weight.name for weight, copy in whole if not _is_rounded(weight, copy)]
     if differing:
         amount = f"{len(differing):,} of {counted(len(whole), 'tensor')}"
-        message = f"the rounded copies in the model states have other values of {amount}"
+        message = f"the rounded copies in the model states have different values for {amount}"
         yield warning("copies-differ", message, first_names(differing))
 
 
@@ -357,7 +355,7 @@ class Verifier:
         wanted = [check for check in checks if check.name in self._only]
         if all(check.status is Status.SKIPPED for check in wanted):  # skipped is not passed
             why = "; ".join(f"{check.name} was skipped: {check.detail}" for check in wanted)
-            self._findings.append(error(NOTHING_CHECKED, f"no check that was asked for could finish ({why})"))
+            self._findings.append(error(NOTHING_CHECKED, f"no requested check could finish ({why})"))
         return checks
 
     def _stage_check(self, stage: StageResult) -> Check:
@@ -461,25 +459,25 @@ class Verifier:
         self._rereads += nbytes
         once = sum(one.span.nbytes for one in self._scanned)
         if self._rereads > max(MIN_REREADS, REREADS_A_BYTE * self._checkpoint.nbytes) + once:
-            found = "views that overlap too often to look at the values of each"
+            found = "too many overlapping views to check the values of each"
             raise LimitExceeded(self._checkpoint.path, found)
 
     def _safety(self) -> Check:
         if not self._checkpoint.safety:
-            return Check("safety", Status.PASSED, "loading it runs nothing")
-        check = self._check("safety", self._checkpoint.safety, "what loading it could run")
+            return Check("safety", Status.PASSED, "loading it runs no code")
+        check = self._check("safety", self._checkpoint.safety, "code that loading it could run")
         if check.status is not Status.PASSED:
             return check
         if unsearched := sum(finding.code == "not-scanned" for finding in self._checkpoint.safety):
             return Check("safety", Status.SKIPPED, f"{counted(unsearched, 'part')} could not be searched")
         doubts = sum(finding.severity is Severity.WARNING for finding in self._checkpoint.safety)
         if not doubts:
-            return Check("safety", Status.PASSED, "loading it runs nothing")
+            return Check("safety", Status.PASSED, "loading it runs no code")
         return Check("safety", Status.PASSED, f"nothing known to be unsafe; {counted(doubts, 'warning')}")
 
     def _manifest(self) -> Check:
         if not self._has_manifest:
-            return Check("manifest", Status.SKIPPED, "there is none beside it")
+            return Check("manifest", Status.SKIPPED, "no manifest next to it")
         findings, compared, unproven = compare_manifests(
             self._checkpoint,
             self._manifests,

@@ -22,9 +22,9 @@ def _shard_size(text: str) -> int:
     try:
         size = nbytes(text, is_lenient=True)
     except UsageError as failure:
-        raise UsageError(f"--shard-size {text}: no size (5GB, 500MiB, 100000)") from failure
+        raise UsageError(f"--shard-size {text}: invalid size (such as 5GB, 500MiB or 100000)") from failure
     if not size:
-        raise UsageError(f"--shard-size {text}: nothing fits into that")
+        raise UsageError(f"--shard-size {text}: the size must be positive")
     return size
 
 

@@ -158,13 +158,13 @@ def plan_conversion(
         content, step_notes = step(content)
         notes += step_notes
     if not content.tensors and checkpoint.tensors:
-        raise UsageError(f"{checkpoint.path}: no tensor is left to write")
+        raise UsageError(f"{checkpoint.path}: no tensors left to write")
     name = target_format(target, options, has_architecture=_ARCHITECTURE in content.native)
     writer = writer_of(name)
     if writer.shape == "prefix" and target.endswith(".index"):
         target = target.removesuffix(".index")
     if options.shard_size is not None and not writer.takes_shards:
-        raise UsageError(f"--shard-size: {name} is written as one whole")
+        raise UsageError(f"--shard-size: {name} can't be sharded")
     # Conventions are stated only if the target's format doesn't tell them. What a map has turned has those
     # that the user had in mind: nothing is said of it.
     is_family = traits_of(content.conventions).family == traits_of(writer.name).family and not content.layers
@@ -179,14 +179,14 @@ def plan_conversion(
     trust: list[str] = []
     if unsafe := writer.unsafe_globals(content, write_options):
         shown = ", ".join(unsafe[:_NAMED]) + more(len(unsafe), _NAMED)
-        trust = [f"torch.load takes it with weights_only=False, or with these as safe globals: {shown}"]
+        trust = [f"torch.load needs weights_only=False, or these safe globals: {shown}"]
         if options.strict:
             raise UsageError(f"{target}: {trust[0]} (--strict)")
     opened = [checkpoint, *([model] if model is not None else [])]
     replaces = check_target(target, opened, options, is_prefix=writer.shape == "prefix", also=sources)
     check_space(target, content.nbytes)
     sidecars = [name for name in replaces or () if name.endswith(SIDECARS)]
-    stale = [f"{name} was about what is replaced, and goes with it" for name in sidecars]
+    stale = [f"{name} describes the replaced checkpoint, and is removed with it" for name in sidecars]
     return ConversionPlan(
         source=checkpoint,
         content=content,
@@ -210,7 +210,7 @@ def _bracket_notes(content: Content) -> Iterator[str]:
     names = [name for name, bare in plain.items() if name != bare and counts[bare] > 1]
     if names:
         shown = ", ".join(names[:_SHOWN]) + more(len(names), _SHOWN)
-        yield f"brackets tell names apart that would be one; no framework looks for them: {shown}"
+        yield f"brackets distinguish names that would be equal; no framework looks for these names: {shown}"
 
 
 def _split_view_notes(tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -221,7 +221,7 @@ def _split_view_notes(tensors: Sequence[Tensor]) -> Iterator[str]:
             views[tensor.storage].append(tensor)
     count = sum(_count_overlaps(alike) for alike in views.values() if len(alike) > 1)
     if count:
-        yield f"{counted(count, 'tensor')} shared bytes in part; each has its own now"
+        yield f"{counted(count, 'tensor')} overlapped in storage; each is stored separately now"
 
 
 def _count_overlaps(views: Sequence[Tensor]) -> int:
@@ -258,7 +258,7 @@ def require_intact(checkpoint: Checkpoint) -> None:
         if finding.severity is Severity.ERROR or finding.code in MIXED_SAVES:
             raise DamagedCheckpoint(checkpoint.path, finding.message, where=finding.where, code=finding.code)
     if not checkpoint.complete:
-        raise DamagedCheckpoint(checkpoint.path, "it is not complete", code="incomplete")
+        raise DamagedCheckpoint(checkpoint.path, "it is incomplete", code="incomplete")
 
 
 # What is taken, and how -------------------------------------------------------------------------------
@@ -305,17 +305,16 @@ def content_of(checkpoint: Checkpoint) -> Content:
     """Return the whole content of a checkpoint, unchanged."""
     twice = [name for name, times in Counter(one.name for one in checkpoint.tensors).items() if times > 1]
     if twice:
-        verb = "stands" if len(twice) == 1 else "stand"
         names = ", ".join(map(repr, twice[:_SHOWN])) + more(len(twice), _SHOWN)
-        raise UsageError(f"{checkpoint.path}: {counted(len(twice), 'name')} {verb} for two tensors: {names}")
+        raise UsageError(f"{checkpoint.path}: {counted(len(twice), 'duplicate tensor name')}: {names}")
     bare = [one.name for one in checkpoint.tensors if one.values is None]
     if bare:
         raise UsageError(f"{checkpoint.path}[{bare[0]}]: it has no values{more(len(bare), 1)}")
     for one in checkpoint.tensors:
         if one.shard is not None and not one.shard.is_whole:
-            found = f"{list(one.shape)} of {list(one.shard.shape)}: what one rank kept of it"
+            found = f"{list(one.shape)} of {list(one.shard.shape)}: only one rank's part"
             raise UsageError(
-                f"{checkpoint.path}[{one.name}]: {found}; give all ranks' files, or their directory"
+                f"{checkpoint.path}[{one.name}]: {found}; give the files of all ranks, or their directory"
             )
     tree = checkpoint.tree
     return Content(
@@ -331,14 +330,14 @@ def content_of(checkpoint: Checkpoint) -> Content:
 def require_holdable(content: Content, writer: Writer, options: WriteOptions) -> None:
     """Raise UsageError if a format can't hold the content."""
     if any(ENTRY in (tensor.name, tensor.key) for tensor in content.tensors):
-        raise UsageError(f"{ENTRY}: no tensor can have this name, it is that of the entry (use --map)")
+        raise UsageError(f"{ENTRY}: this name is reserved (rename the tensor with --map)")
     strange = [tensor for tensor in content.tensors if tensor.dtype.name not in writer.dtypes]
     if strange:
         names = ", ".join(tensor.name for tensor in strange[:_SHOWN]) + more(len(strange), _SHOWN)
         types = " or ".join(sorted({tensor.dtype.name for tensor in strange}))
         is_float = all(tensor.dtype.kind == "float" for tensor in strange)
         way = " (--dtype float32 converts them)" if is_float else ""
-        raise UsageError(f"{writer.name} has no {types}: {names}{way}")
+        raise UsageError(f"{writer.name} doesn't support {types}: {names}{way}")
     refusals = [*writer.refusals(content, options)]
     if refusals:
         raise UsageError(f"{refusals[0]}{more(len(refusals), 1)}")
@@ -357,7 +356,7 @@ def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Prob
         files = checkpoint.metadata.get(key)
         for name in files if isinstance(files, Mapping) else ():
             if ASSET + name not in content.native:
-                yield Problem(name, "a file of its own, of which only size and checksum are known")
+                yield Problem(name, "a separate file; only its size and checksum are known")
     for finding in checkpoint.findings:
         if finding.severity is Severity.WARNING and finding.code in _NOT_READ:
             path = ENTRY if finding.code == "content-entry" else finding.where or finding.code

@@ -69,7 +69,7 @@ def mismatches(
         if finding.severity is Severity.ERROR:
             yield f"{finding.where or 'structure'}: {finding.message}"
     if not opened.complete:
-        yield "it is not complete"
+        yield "it is incomplete"
     found = {tensor.name: tensor for tensor in opened.tensors}
     pairs: list[tuple[Tensor, Tensor]] = []
     for tensor in content.tensors:
@@ -83,9 +83,9 @@ def mismatches(
         elif tensor.shares_with is None:
             pairs.append((tensor, other))
     wanted = {writer.reader_name(tensor) for tensor in content.tensors}
-    yield from (f"{name} is one too many" for name in found if name not in wanted)
+    yield from (f"unexpected tensor {name}" for name in found if name not in wanted)
     if len(found) < len(opened.tensors):
-        yield f"{len(opened.tensors) - len(found):,} of its tensors have the name of another"
+        yield f"{len(opened.tensors) - len(found):,} of its tensors have a duplicate name"
     yield from roundtrip_mismatches(content, opened, writer)
     yield from _differing_tensors(pairs, written, jobs, advance)
 
@@ -115,7 +115,7 @@ def _differing_tensors(
             if one.failure is not None:
                 yield f"{one.span.where}: {one.failure.reason}"
             elif not one.matches:
-                yield f"{one.span.where}: its values are others"
+                yield f"{one.span.where}: its values differ"
     if others:
         yield from _element_mismatches(others, jobs, advance)
 
@@ -140,7 +140,7 @@ def _element_mismatches(pairs: Sequence[tuple[Tensor, Tensor]], jobs: int, advan
         elif isinstance(outcome, NotCompared):
             yield f"{tensor.name}: not compared: {outcome.why}"
         elif isinstance(outcome, Comparison) and not outcome.equal:
-            yield f"{tensor.name}: its values are others"
+            yield f"{tensor.name}: its values differ"
 
 
 def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -> Iterator[str]:
@@ -158,19 +158,19 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
     pairs = [(one, found[name]) for one in content.tensors if (name := writer.reader_name(one)) in found]
     for tensor, other in pairs:
         if other.role is not tensor.role:
-            yield f"{tensor.name} serves {other.role.value} instead of {tensor.role.value}"
+            yield f"{tensor.name} has the role {other.role.value} instead of {tensor.role.value}"
         is_flat = len(tensor.path) == 1  # some formats take a name apart at its dots
         if other.name == tensor.name and other.path != tensor.path and not is_flat:
-            yield f"{tensor.name} lies at {list(other.path)} instead of {list(tensor.path)}"
+            yield f"{tensor.name} is at {list(other.path)} instead of {list(tensor.path)}"
     yield from _tie_mismatches(pairs)
     if content.conventions:
         if opened.conventions != content.conventions:
-            yield f"the layout is told to be that of {opened.conventions} instead of {content.conventions}"
+            yield f"the recorded layout is that of {opened.conventions} instead of {content.conventions}"
         for tensor, other in pairs:
             if opened.layers.get(other.name) != content.layers.get(tensor.name):
-                yield f"{tensor.name} is told to be of another type of layer"
+                yield f"the recorded layer type of {tensor.name} differs"
     if content.tree is not None and not _trees_carry_the_same(content.tree, opened.tree):
-        yield "what is not a tensor came back as something else"
+        yield "content other than tensors differs"
     metadata = {key: value for key, value in content.metadata.items() if not _is_of_files(key, content)}
     yield from _lost_entries("metadata", metadata, opened.metadata, writer.own_metadata)
     dropped = writer.dropped_native(content)
@@ -201,9 +201,9 @@ def _tie_mismatches(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
             continue
         mine, theirs = tensor.shares_with or tensor.name, other.shares_with or other.name
         if there.setdefault(mine, theirs) != theirs:
-            yield f"{tensor.name} isn't tied to {mine} any more"
+            yield f"{tensor.name} is no longer tied to {mine}"
         elif back.setdefault(theirs, mine) != mine:
-            yield f"{tensor.name} is tied to {back[theirs]}, and was not"
+            yield f"{tensor.name} is tied to {back[theirs]}, unlike in the source"
 
 
 def _lost_entries(
@@ -214,7 +214,7 @@ def _lost_entries(
         if key not in found:
             yield f"{what} {key!r} is missing"
         elif key not in in_own_words and not _plain_data_equal(value, found[key]):
-            yield f"{what} {key!r} came back as something else"
+            yield f"{what} {key!r} differs"
 
 
 def _plain_data_equal(value: object, other: object) -> bool:
@@ -295,7 +295,7 @@ def carry_out(
             _require_sums(plan.source, [*read, *plan.summed], jobs, advance)
             for path, mark in _marks(plan.source).items():  # else its parts may be of two states
                 if mark != marks[path]:
-                    raise DamagedCheckpoint(path, "it was written to while it was read")
+                    raise DamagedCheckpoint(path, "it changed while it was read")
             if converted.verified:
                 place(staged)
     except OSError as error:

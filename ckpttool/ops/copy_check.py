@@ -197,7 +197,7 @@ def _compare_sizes(path: str, copy: str) -> FileComparison | None:
     except CheckpointError as error:
         return FileComparison(path, copy, unproven=error.reason, error=error)
     if size is None:
-        return FileComparison(path, copy, difference="there is no such file", is_missing=True)
+        return FileComparison(path, copy, difference="no such file", is_missing=True)
     if was is None:
         gone = NotFound(path, "no such file")
         return FileComparison(path, copy, unproven=gone.reason, error=gone)
@@ -248,15 +248,15 @@ def _compare_bytes(path: str, copy: str, advance: Advance) -> FileComparison:
     try:
         with fs.open_source(path) as source, fs.open_source(copy) as target:
             if source.size != target.size:  # one of them was changed since
-                return FileComparison(path, copy, difference="it has another size")
+                return FileComparison(path, copy, difference="its size differs")
             others = target.in_blocks(_COMPARED_BYTES)
             for one, other in zip(source.in_blocks(_COMPARED_BYTES), others, strict=True):
                 if one != other:
-                    return FileComparison(path, copy, difference="it has other bytes")
+                    return FileComparison(path, copy, difference="its bytes differ")
                 advance(len(one))
     except CheckpointError as error:
         return FileComparison(path, copy, unproven=error.reason, error=error)
-    return FileComparison(path, copy, proof="their bytes (read, read)")
+    return FileComparison(path, copy, proof="byte comparison (read, read)")
 
 
 class _Pair:
@@ -319,7 +319,7 @@ class _Pair:
         if all(self._can_read(reads_objects=reads_objects)):
             to_read |= dict.fromkeys(self._paths, Wanted(("sha256",)))
             return None
-        reason = next((one.reason for one in self._stored if one.reason), "no checksum is known of both")
+        reason = next((one.reason for one in self._stored if one.reason), "no common checksum is known")
         return FileComparison(*self._paths, unproven=reason)
 
     def compare_read(self, read: Mapping[str, FileSums | CheckpointError]) -> FileComparison:
@@ -344,7 +344,7 @@ class _Pair:
         if difference:
             return self._different(difference)
         if algorithm is None:
-            return FileComparison(*self._paths, unproven="no checksum is known of both")
+            return FileComparison(*self._paths, unproven="no common checksum is known")
         sides = f"read, {how}" if side == 0 else f"{how}, read"
         return self._same(f"{TITLES[algorithm]} ({sides})")
 

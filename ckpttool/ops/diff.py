@@ -56,10 +56,10 @@ if TYPE_CHECKING:
 Compared = tuple[Pair, Outcome]
 
 _RENAMED = ("content", "shape")
-_TURNED = "nothing says whether one side is transposed"
+_TURNED = "it is unknown if one side is transposed"
 _DECIDED_BY = {
-    True: "--map or --layout as-is decides whether one side is transposed",
-    False: "a whole model of Keras (.keras, .h5) or a --map with a [[tensor]] says in which order they are",
+    True: "use --map or --layout as-is to decide whether one side is transposed",
+    False: "a whole Keras model (.keras, .h5) or a --map with a [[tensor]] gives the order of elements",
 }
 """Hints for tensors of unknown layout, by whether they were compared as stored."""
 _FEW = 0.1
@@ -112,7 +112,7 @@ def diff_checkpoints(
     to_compare = pairing.pairs or pairing.added or pairing.removed or pairing.undecided
     if not to_compare and (a.tensors or b.tensors):
         notes = "; ".join(pairing.notes)
-        raise UsageError(f"no tensor is left to compare{f' ({notes})' if notes else ''}")
+        raise UsageError(f"no tensors left to compare{f' ({notes})' if notes else ''}")
     jobs = options.jobs or default_jobs()
     tolerance = Tolerance(rtol=options.rtol, atol=options.atol, bitwise=options.bitwise)
     pairs = [*pairing.pairs, *pairing.undecided]
@@ -216,7 +216,7 @@ def _value_changes(
         notes.append(f"ignored: {counted(gone, 'value')} that differ{'s' if gone == 1 else ''}")
     for glob in pairing.unmatched:
         if not any(fnmatchcase(change.path, glob) for change in differing):
-            notes.append(f"--ignore {glob}: no tensor has such a name, and nothing else that differs")
+            notes.append(f"--ignore {glob}: matches no tensor and no differing value")
     values = [change for change in differing if not is_ignored(change)]
     if options.only == "all":
         return values, reported, notes, gone
@@ -251,7 +251,7 @@ def _layout_notes(pairing: Pairing, undecided: Mapping[int, Undecided]) -> Itera
     equal = [pair for pair in pairing.undecided if pair.doubt is None and id(pair) not in undecided]
     if equal:
         names = first_names([display_name(pair.a) for pair in equal])
-        yield f"equal as stored, though nothing says of what type of layer they are: {names}"
+        yield f"equal as stored, but their layer types are unknown: {names}"
     kinds = dict.fromkeys(pair.doubt is None for pair in pairing.undecided if id(pair) in undecided)
     yield from (_DECIDED_BY[kind] for kind in kinds)
 

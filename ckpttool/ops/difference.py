@@ -62,7 +62,7 @@ class DiffOptions:
         "--bitwise", help="Compare bits: +0 differs from -0, and one NaN from another.", default=False
     )
     layout: Literal["auto", "as-is"] = _comparison(
-        "--layout", help="Convert both to one layout if rules say how, or compare as stored.", default="auto"
+        "--layout", help="Convert both to one layout by known rules, or compare as stored.", default="auto"
     )
     mapping: str | None = _comparison(
         "--map", metavar="FILE", help="Read the pairs of tensors from a TOML file."

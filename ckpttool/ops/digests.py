@@ -91,7 +91,7 @@ def _download_address(path: str) -> ContentAddress | None:
         is_current = os.stat(path).st_mtime - 1 <= float(written)
     except (OSError, ValueError):
         return None
-    return _address(etag, "what the Hugging Face Hub said when it was downloaded") if is_current else None
+    return _address(etag, "recorded when it was downloaded from the Hugging Face Hub") if is_current else None
 
 
 REQUESTS_AT_ONCE = 16
@@ -365,7 +365,7 @@ def _read_document(path: str) -> Any:
             raise DamagedCheckpoint(path, f"{source.size:,} bytes", expected=f"at most {MAX_BYTES:,}")
         document = parse_json(path, source.read(0, source.size), "manifest", surrogates=True)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise DamagedCheckpoint(path, "no digests of tensors", expected=f"schema {SCHEMA}")
+        raise DamagedCheckpoint(path, "not a document of tensor digests", expected=f"schema {SCHEMA}")
     return document
 
 
@@ -416,7 +416,7 @@ def document_difference(path: str, text: bytes) -> str | None:
     new = json.loads(text)
     old_crcs, new_crcs = _take_crcs(there), _take_crcs(new)
     if there != new or any(old_crcs[key] != new_crcs[key] for key in old_crcs.keys() & new_crcs.keys()):
-        return "says something else"
+        return "differs"
     return None if new_crcs.keys() - old_crcs.keys() else ""
 
 
@@ -439,18 +439,17 @@ def changed_tensors(
     for name, was in stated.tensors.items():
         tensor, digest = checkpoint.get(name), digests.get(name)
         if tensor is None:
-            difference = "it is not in the checkpoint any more"
+            difference = "it is no longer in the checkpoint"
         elif isinstance(digest, CheckpointError):
             difference = f"it can't be read: {digest.reason}"
         elif (tensor.dtype.name, tensor.shape) != (was.dtype, was.shape):
-            difference = (
-                f"it is {tensor.dtype.name}{list(tensor.shape)} instead of {was.dtype}{list(was.shape)}"
-            )
+            found = f"{tensor.dtype.name}{list(tensor.shape)}"
+            difference = f"it is {found} instead of {was.dtype}{list(was.shape)}"
         elif digest != was.sha256:
-            difference = "its elements are not those that were written down"
+            difference = "its elements differ from the recorded ones"
         else:
             continue
         findings.append(error("manifest-mismatch", difference, name))
     added = (name for name in checkpoint if name not in stated.tensors)
-    findings += [error("manifest-mismatch", "the manifest knows no such tensor", name) for name in added]
+    findings += [error("manifest-mismatch", "it is not in the manifest", name) for name in added]
     return findings

@@ -89,7 +89,7 @@ def _write_error(error: OSError, target: str) -> CheckpointError:
     """Return the error of a target that can't be written; a foreign change there ends only this file."""
     failure = from_os_error(error, target)
     if isinstance(error, FileExistsError) or error.errno == errno.ESTALE:
-        return AccessDenied(target, "somebody else wrote it meanwhile", expected="run the command again")
+        return AccessDenied(target, "another process wrote it meanwhile", expected="run the command again")
     return BadDestination(target, failure.reason)
 
 
@@ -172,7 +172,9 @@ def _into_store(
         return
     remote.forget_at(target)
     if found.version.strip('"') != tag.value and not is_same(source.path, target):
-        raise AccessDenied(target, "the store has other bytes than were sent", expected="run it again")
+        raise AccessDenied(
+            target, "the stored bytes differ from those sent", expected="run the command again"
+        )
 
 
 def _onto_disk(
@@ -202,7 +204,8 @@ def _onto_disk(
             for block in written.in_blocks(fs.place_of(staged.path).block_bytes):
                 arrived.update(block)
         if arrived.digest() != sent.digest():
-            raise AccessDenied(target, "the disk has other bytes than were written", expected="run it again")
+            found = "the bytes on the disk differ from those written"
+            raise AccessDenied(target, found, expected="run the command again")
         if check is not None:
             check(staged.path)
         # Retention goes by the times of files, and a manifest counts if it isn't older than its checkpoint.

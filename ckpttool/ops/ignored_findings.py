@@ -38,7 +38,7 @@ class Ignore:
         "code",
         help="The finding's code.",
         parse=_not_blank,
-        expected="a finding's code, as findings.md lists them",
+        expected="a finding's code, see findings.md",
         reach=Reach.HARMLESS,
         default=MISSING,
     )
@@ -110,7 +110,7 @@ def _refusal(finding: Finding, verification: Verification) -> str | None:
     if finding.check == "safety" and finding.severity is Severity.ERROR:
         return "loading the file would run code that is known to be dangerous"
     if finding.code in INCONCLUSIVE:
-        return "it says that what was asked for was not done"
+        return "a requested check was not done"
     if finding.check == "load" and finding.severity is Severity.ERROR:
         return "the model could not be loaded, so it was not run"
     if not verification.was_opened:

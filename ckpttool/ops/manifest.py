@@ -241,14 +241,14 @@ def _present_files(
     # A manifest from a download may list ``../../secret`` or a symlink: no file outside of its directory is
     # opened, except the checkpoint's own, which the user named.
     own_files = {fs.abspath(entry.path) for entry in checkpoint.files}
-    leads_out = "a link that leads out of the manifest's directory; it was not opened"
+    leads_out = "a link that points outside the manifest's directory; it was not opened"
     outside, missing = [], []
     for path, one in stated.items():
         directory = os.path.join(fs.realpath(path[: len(path) - len(one.name)]), "")
         if path not in own_files and not fs.realpath(path).startswith(directory):
             outside.append(error("manifest-malformed", leads_out, one.name))
         elif not fs.lexists(path):
-            missing.append(error("manifest-missing-file", "there is no such file", one.name))
+            missing.append(error("manifest-missing-file", "no such file", one.name))
         else:
             yield path
     findings += [*outside, *missing]
@@ -293,7 +293,7 @@ def _changed_files(
             yield error("manifest-mismatch", f"CRC-32C is {crc32c} instead of {crc}{size}", one.name)
         address = one.address
         if address is not None and (digest := sums.digests[address.algorithm]) != address.digits:
-            instead = f"{shown_digits(address.digits)}, {address.origin}"
+            instead = f"{shown_digits(address.digits)} ({address.origin})"
             message = f"{TITLES[address.algorithm]} is {shown_digits(digest)} instead of {instead}"
             yield error("content-mismatch", message, one.name)
 

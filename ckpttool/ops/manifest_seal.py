@@ -101,7 +101,7 @@ def _write_manifest(
             continue
         name = os.path.relpath(fs.abspath(entry.path), directory).replace(os.sep, "/")
         if name.split("/")[0] == os.pardir:
-            raise Unsupported(entry.path, "a file outside the directory that a manifest speaks of")
+            raise Unsupported(entry.path, "a file outside the manifest's directory")
         files[name] = entry.path
     sums = sums_of_files(dict.fromkeys(files.values(), Wanted(("sha256", *CRCS))), jobs, advance)
     of_files = {name: _require_read(sums[path]) for name, path in files.items()}
@@ -119,11 +119,11 @@ def _write_manifest(
         (manifest, dumps_manifest(lines), _listing_difference(manifest, lines)),
     )
     if _moment(unit) != before:
-        return SealResult(refused="it has changed while it was read")
+        return SealResult(refused="it changed while it was read")
     for path, _, difference in documents if not force else ():
         if difference:
             name = os.path.basename(path)
-            return SealResult(refused=f"{name} is there and {difference}; --force replaces it")
+            return SealResult(refused=f"{name} already exists and {difference}; --force replaces it")
     to_write = [(path, text) for path, text, difference in documents if difference != ""]
     for path, text in to_write:
         try:
@@ -149,4 +149,4 @@ def _listing_difference(path: str, lines: list[Line]) -> str | None:
     old = {line.name: line.digest for line in there.lines}
     new = {line.name: line.digest for line in lines}
     differing = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    return f"says something else of {differing[0]}" if differing else ""
+    return f"differs for {differing[0]}" if differing else ""

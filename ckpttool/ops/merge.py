@@ -105,9 +105,7 @@ def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
         checkpoint = until_whole.enter_context(_open_sources(sources))
         require_intact(checkpoint)
         if checkpoint.variant == RANKS:
-            reason = (
-                "what its ranks hold are parts or copies of one model, and nothing says how they were cut"
-            )
+            reason = "its ranks hold parts or copies of one model, and the files don't record the sharding"
             raise Unsupported(checkpoint.path, reason, expected="merge them with its framework")
         if checkpoint.format == DeepSpeed.name and checkpoint.variant == _DEEPSPEED:
             whole = full_precision(checkpoint, sources)

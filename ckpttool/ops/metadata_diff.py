@@ -366,7 +366,7 @@ def _key_type_changes(path: str, x: Mapping[Any, Any], y: Mapping[Any, Any]) -> 
     others = sides[0] ^ sides[1]
     for key in x if others else ():
         if key in others and key in y:
-            one, other = (f"key {key}, no text" if key in side else f"key '{key}'" for side in sides)
+            one, other = (f"key {key} (not a string)" if key in side else f"key '{key}'" for side in sides)
             yield ValueChange(path_below(path, key), one, other)
 
 

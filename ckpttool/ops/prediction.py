@@ -34,9 +34,7 @@ class Prediction(AbstractContextManager["Prediction"]):
         if has_errors(checkpoint.findings):
             self.refusal = "its structure is damaged"
         elif not (request.trust or is_safe(checkpoint.safety)):
-            self.refusal = (
-                "it isn't known to be safe: loading it could run code (--trust loads it all the same)"
-            )
+            self.refusal = "it isn't known to be safe: loading it could run code (--trust loads it anyway)"
         else:
             try:
                 self._job = job_for(checkpoint, request)
@@ -54,8 +52,8 @@ class Prediction(AbstractContextManager["Prediction"]):
         if self._child is None:
             return _skipped_answer(self.refusal or "")
         if not has_failed and _stamps(self._checkpoint) != self._as_opened:
-            return _skipped_answer("it was changed while it was checked")
-        return _skipped_answer("a check before failed") if has_failed else self._child.ask(self._job)
+            return _skipped_answer("it changed while it was checked")
+        return _skipped_answer("an earlier check failed") if has_failed else self._child.ask(self._job)
 
     def __exit__(self, *_: object) -> None:
         if self._child is not None:

@@ -255,7 +255,7 @@ class _Cover:
             if _is_damaged(one):
                 (finding,) = checksum_findings([one])
                 if id(one) not in used:
-                    why = f"{finding.message}: what says which tensors there are can't be trusted"
+                    why = f"{finding.message}: the list of tensors can't be trusted"
                     raise DamagedCheckpoint(checkpoint.path, why, where=finding.where, code=finding.code)
                 self._first_damage = self._first_damage or _damage_text(one)
 

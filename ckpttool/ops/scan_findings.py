@@ -99,9 +99,7 @@ def covered_by_checksums(scanned: Sequence[Scanned]) -> str:
     bare = sorted({os.path.basename(one.span.extent.file) for one in scanned if one.span.crc32 is None})
     if not bare:
         return covered
-    return (
-        f"{covered}; {bare[0]} carries none" if len(bare) == 1 else f"{covered}; {len(bare)} files carry none"
-    )
+    return f"{covered}; {bare[0]} has none" if len(bare) == 1 else f"{covered}; {len(bare)} files have none"
 
 
 def why_no_checksums(checkpoint: Checkpoint) -> str:
@@ -110,10 +108,10 @@ def why_no_checksums(checkpoint: Checkpoint) -> str:
         return "the file was saved without checksums"
     traits = traits_of(checkpoint.format)
     if traits.has_some_checksums and not checkpoint.complete:
-        return "what carries them is missing or can't be read"
+        return "the files with checksums are missing or can't be read"
     kind = " ".join(filter(None, (checkpoint.format, checkpoint.variant)))
     if checkpoint.format == "savedmodel" and not checkpoint.tensors:
-        return "there are no variables, and nothing else carries any"
+        return "it has no variables, and nothing else has checksums"
     return f"{kind} files carry no checksums"
 
 
@@ -128,7 +126,7 @@ def unread_values(checkpoint: Checkpoint) -> str | None:
     amounts = [f"{total - bare:,} of {counted(total, 'tensor')}" if bare else counted(total, "tensor")]
     amounts += [f"{bare:,} not read"] if bare else []
     amounts += [f"{opaque:,} of a type whose values can't be checked"] if opaque else []
-    amounts += [f"{counted(parts, 'part')} not looked at, which the findings name"] if parts else []
+    amounts += [f"{counted(parts, 'part')} not checked (see the findings)"] if parts else []
     return "; ".join(amounts)
 
 
@@ -138,7 +136,7 @@ def unread_findings(checkpoint: Checkpoint) -> list[Finding]:
     if not bare or has_errors((*checkpoint.findings, *checkpoint.safety)):
         return []
     count = f"{len(bare):,} of {counted(len(checkpoint.tensors), 'tensor')}"
-    message = f"the values of {count} are not in the file, or in a form that is not read"
+    message = f"the values of {count} are not in the file, or stored in an unsupported form"
     return [warning(VALUES_NOT_READ, message, first_names(bare))]
 
 
@@ -149,5 +147,5 @@ def _valueless(checkpoint: Checkpoint) -> list[str]:
 def why_no_values(checkpoint: Checkpoint) -> str:
     """Return why no value was checked."""
     if not checkpoint.tensors:
-        return "there are no tensors" if checkpoint.complete else "no tensor could be read"
-    return f"what holds the values of {counted(len(checkpoint.tensors), 'tensor')} is missing"
+        return "it has no tensors" if checkpoint.complete else "no tensor could be read"
+    return f"the files with the values of {counted(len(checkpoint.tensors), 'tensor')} are missing"

@@ -60,17 +60,17 @@ def plan_slim_file(
     traits = traits_of(checkpoint.format)
     if not traits.writer or checkpoint.variant not in traits.rewritten:
         kind = " ".join(filter(None, (traits.title or checkpoint.format, checkpoint.variant)))
-        raise NotSlim(f"{kind} isn't written again in its own form")
+        raise NotSlim(f"{kind} can't be rewritten in its own form")
     try:
         require_intact(checkpoint)
         whole = state_conventions(content_of(checkpoint), checkpoint)
         lost = next(conversion_losses(checkpoint, whole), None)
         if lost is not None:
-            raise NotSlim(f"{lost.path} can't be written again: {lost.why}")
+            raise NotSlim(f"{lost.path} can't be rewritten: {lost.why}")
         content = without_training_state(whole)
         rest = next(filter(is_state_tensor, content.tensors), None)
         if rest is not None:
-            raise NotSlim(f"nothing proves that {rest.name} is training state alone")
+            raise NotSlim(f"{rest.name} isn't proven to be only training state")
         if dtype is not None:
             from ckpttool.weights.converting.dtype_cast import cast
 
@@ -105,12 +105,12 @@ def write_slim_file(
 
     def place_smaller(staged: StagedOutput) -> None:
         if fs.getsize(staged.path) >= plan.source.nbytes:
-            raise NotSlim("it would be no smaller")
+            raise NotSlim("it wouldn't be smaller")
         place(staged)
 
     written = carry_out(plan, advance=advance, place=place_smaller)
     if not written.verified:
-        raise NotSlim(f"what was written is not what was to be written: {written.mismatches[0]}")
+        raise NotSlim(f"the written file differs: {written.mismatches[0]}")
     return written
 
 
@@ -129,10 +129,10 @@ def plan_trim(checkpoint: Checkpoint) -> Trim:
     except (CheckpointError, UsageError) as error:
         raise NotSlim(str(error).removeprefix(checkpoint.path).removeprefix(": ")) from error
     if trim is None:
-        raise NotSlim("its training state has no files of its own")
+        raise NotSlim("its training state isn't in separate files")
     if not trim.lost:
         rest = next(filter(is_state_tensor, checkpoint.tensors))
-        raise NotSlim(f"nothing proves that {rest.name} is training state alone")
+        raise NotSlim(f"{rest.name} isn't proven to be only training state")
     return trim
 
 
@@ -170,7 +170,7 @@ def write_trimmed(
                     _require_same(whole, rest)
                     _require_sums(new.spans, rest, jobs or default_jobs(), advance)
                 if _nbytes_of(staged.path, new.files.values()) >= _nbytes_of(path, new.replaced):
-                    raise NotSlim("it would be no smaller")
+                    raise NotSlim("it wouldn't be smaller")
                 staged.require_in_place()
                 place(staged, new)
         except OSError as error:
@@ -185,7 +185,7 @@ def _require_sums(copied: Sequence[Span], rest: Checkpoint, jobs: int, advance: 
     """Raise NotSlim if copied data can't be read back, or the rest doesn't have its recorded checksums."""
     for one in scan(copied, jobs=jobs, values=False, advance=advance):
         if one.failure is not None or not one.matches:
-            raise NotSlim(f"what was written to {one.span.where} is read back as something else")
+            raise NotSlim(f"{one.span.where} differs when read back")
     scanned = scan(rest.spans(), jobs=jobs, values=False, advance=advance)
     for finding in checksum_findings(scanned):
         raise NotSlim(f"{finding.where}: {finding.message}")
@@ -225,10 +225,10 @@ def _require_same(whole: Checkpoint, rest: Checkpoint) -> None:
         [(one.shape, one.dtype) for one in of.tensors if not is_state_tensor(one)] for of in (whole, rest)
     ]
     if shapes[0] != shapes[1]:
-        raise NotSlim("files of its training state hold something else, too")
+        raise NotSlim("files of its training state also hold other content")
     for name in ("epoch", "step", "loss", "metrics", "saved_at"):
         if getattr(whole.training, name) != getattr(rest.training, name):
-            raise NotSlim(f"its {name} is told by its training state alone")
+            raise NotSlim(f"only its training state records its {name}")
 
 
 def manifest_of(checkpoint: Checkpoint) -> str | None:

@@ -39,7 +39,7 @@ def target_format(target: str, options: ConvertOptions, *, has_architecture: boo
         if options.to not in WRITABLE:
             meant = did_you_mean(options.to, WRITABLE)
             hint = f"{meant} " if meant else ""
-            raise UsageError(f"--to {options.to}: no such format ({hint}one of {', '.join(WRITABLE)})")
+            raise UsageError(f"--to {options.to}: unknown format ({hint}choose from {', '.join(WRITABLE)})")
         return options.to
     name = os.path.basename(target.rstrip(os.sep))
     found = format_of(name, has_architecture=has_architecture)
@@ -51,7 +51,7 @@ def target_format(target: str, options: ConvertOptions, *, has_architecture: boo
 def _why_not_writable(name: str) -> str:
     suffix = os.path.splitext(name)[1]
     endings = sorted(ending for format in WRITABLE for ending in traits_of(format).suffixes)
-    problem = f"can't write {suffix} files" if suffix else "the name says no format"
+    problem = f"can't write {suffix} files" if suffix else "the name has no suffix"
     return f"{problem}; use one of {' '.join(endings)}, or --to FORMAT"
 
 
@@ -77,7 +77,7 @@ def check_target(
     bare = target.rstrip(os.sep)
     parent, name = os.path.split(bare)
     if name in ("", os.curdir, os.pardir):
-        raise UsageError(f"{target!r}: no name that a target can have")
+        raise UsageError(f"{target!r}: invalid name for a target")
     parent = parent or os.curdir
     beside = _writable_names(parent)
     if not options.dry_run and any(map(is_leftover_name, beside)):
@@ -124,7 +124,7 @@ def _writable_names(parent: str) -> frozenset[str]:
     except OSError as error:
         raise from_os_error(error, parent) from error
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise AccessDenied(parent, "nothing can be written there")
+        raise AccessDenied(parent, "the directory isn't writable")
     return frozenset(names)
 
 
@@ -153,7 +153,7 @@ def target_error(error: OSError, target: str) -> CheckpointError:
     """Return the error of a target for an error of the operating system."""
     failure = from_os_error(error, target)
     if isinstance(failure, NotFound):
-        return AccessDenied(target, "its directory vanished while it was written")
+        return AccessDenied(target, "its directory was removed while it was written")
     return failure
 
 
@@ -166,16 +166,16 @@ def check_replaceable(path: str) -> None:
     if stat.S_ISREG(mode) or stat.S_ISLNK(mode):
         return
     if not stat.S_ISDIR(mode):
-        raise UsageError(f"{path} is neither a file nor a directory: it is not replaced")
+        raise UsageError(f"{path} is neither a file nor a directory; it is not replaced")
     whole = path if unit_at(path) is not None else only_serial(path)
     if whole is None:
-        raise UsageError(f"{path} is a directory, and no checkpoint: it is not replaced")
+        raise UsageError(f"{path} is a directory but not a checkpoint; it is not replaced")
     try:
         with open_checkpoint(whole) as standing:
             is_own = _ownership(standing)
     except CheckpointError as error:
         raise UsageError(
-            f"{path}: which files belong to the checkpoint can't be told ({error.reason}): it is not replaced"
+            f"{path}: can't tell which files belong to the checkpoint ({error.reason}); it is not replaced"
         ) from error
     pending = [path]
     while pending:
@@ -184,7 +184,7 @@ def check_replaceable(path: str) -> None:
                 pending.append(entry.path)
             elif not is_own(entry.path):
                 raise UsageError(
-                    f"{entry.path} is no part of the checkpoint in {path}, which is not replaced"
+                    f"{entry.path} isn't part of the checkpoint in {path}, which is not replaced"
                 )
 
 
@@ -194,7 +194,7 @@ def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
     if checkpoint.variant not in traits.known_directories:
         kind = f"{checkpoint.format} ({checkpoint.variant})" if checkpoint.variant else checkpoint.format
         raise UsageError(
-            f"{checkpoint.path} is a directory of {kind}, where anything may lie: it is not replaced"
+            f"{checkpoint.path} is a directory of {kind}, which may hold other files; it is not replaced"
         )
     own = {fs.realpath(entry.path) for entry in checkpoint.files}
     own.add(fs.realpath(base_of(checkpoint)))

@@ -126,7 +126,7 @@ def _unopened_verification(
         where = ": ".join(filter(None, (os.path.basename(failure.path), failure.where)))
     broken = error_of(failure, where)._replace(check="structure")
     findings = (broken, *(finding._replace(check="safety") for finding in seen))
-    reason = "it is cut short" if isinstance(failure, Truncated) else "the structure is damaged"
+    reason = "it is truncated" if isinstance(failure, Truncated) else "the structure is damaged"
     checks = [
         Check(name, Status.SKIPPED, reason if name in only else NOT_ASKED_FOR)
         for name in CHECKS

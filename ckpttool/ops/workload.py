@@ -33,7 +33,7 @@ class Part(NamedTuple):
         """Return the part of a text such as ``3/8``."""
         match = _PART.fullmatch(text)
         if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise UsageError(f"no part: {text!r} (such as 1/8 to 8/8)")
+            raise UsageError(f"invalid part: {text!r} (such as 1/8 to 8/8)")
         return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Sample(NamedTuple):
             sample = cls(float(match[1]) / 100)
             is_possible = 0 < float(match[1]) <= 100
         if not is_possible:
-            raise UsageError(f"no sample: {text!r} (such as 5% or 10G)")
+            raise UsageError(f"invalid sample: {text!r} (such as 5% or 10G)")
         return sample
 
     def fraction_of(self, nbytes: int) -> float:

@@ -177,7 +177,7 @@ def test_what_does_not_may_not(precious: Path) -> None:
     for path in OUTSIDE:
         for key in ("paths", "metrics"):
             configure(f'[retention]\nkeep-last = 1\n{key} = ["{path}"]\n')
-            why = rf"^ckpttool.toml\[retention\]: {key} leads out of the directory"
+            why = rf"^ckpttool.toml\[retention\]: {key} points outside the directory"
             with pytest.raises(UsageError, match=why):
                 read_retention(read_document("ckpttool.toml"))
 

@@ -122,12 +122,12 @@ def test_what_differs_is_removed(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     status, out, err = run("convert", "in.pth", "out.safetensors")
     assert (status, out) == (DIFFERS, "")
     assert err == (
-        "ckpttool: error: out.safetensors: model.fc.weight: its values are others (nothing was written)\n"
+        "ckpttool: error: out.safetensors: model.fc.weight: its values differ (nothing was written)\n"
     )
     status, out, _ = run("convert", "--json", "in.pth", "out.safetensors")
     assert status == DIFFERS
     told = json.loads(out)
-    assert (told["verified"], told["mismatches"]) == (False, ["model.fc.weight: its values are others"])
+    assert (told["verified"], told["mismatches"]) == (False, ["model.fc.weight: its values differ"])
     assert sorted(os.listdir()) == ["in.pth"]
 
 
@@ -139,7 +139,9 @@ def test_a_target_that_is_there(run: Run) -> None:
     Path("out.safetensors.sha256").write_text("of mine")
     status, out, err = run("convert", "in.pth", "out.safetensors", "--force")
     assert (status, err) == (OK, "")
-    assert out.endswith("\n  out.safetensors.sha256 was about what is replaced, and goes with it\n")
+    assert out.endswith(
+        "\n  out.safetensors.sha256 describes the replaced checkpoint, and is removed with it\n"
+    )
     assert sorted(os.listdir()) == ["in.pth", "out.safetensors"]
 
 

@@ -59,7 +59,7 @@ def test_a_name_out_of_a_file_is_escaped(work: Path, run: Run) -> None:
     status, out, err = run("merge", *NAMES, "whole.safetensors")
     assert (status, out) == (FAILED, "")
     assert "\x1b" not in err
-    assert "is in model-00001-of-00002.safetensors as well" in err
+    assert "model-00001-of-00002.safetensors holds it" in err
 
 
 def test_the_run_of_a_distributed_job(work: Path, run: Run) -> None:

@@ -289,7 +289,7 @@ def test_other_crcs_are_another_manifest(large: Path) -> None:
     told = json.loads(document.read_text())
     told["files"][LARGE]["crc32c"][0] = "00000000"
     document.write_text(json.dumps(told))
-    expected = f"{LARGE}.digests.json is there and says something else; --force replaces it"
+    expected = f"{LARGE}.digests.json already exists and differs; --force replaces it"
     assert seal(large).refused == expected
     assert seal(large, "--force").is_written
 
@@ -394,7 +394,7 @@ def test_two_stores(s3: S3Bucket, large: Path, run: Run, read: list[int]) -> Non
     assert told == ("passed", "1 file by CRC-32 (store, store)")
     upload_parts(s3, f"b/{LARGE}", large.read_bytes(), 8 * MB)
     told = copy_check(run, urls[0], "--quick", "--against", urls[1])
-    assert told == ("skipped", f"{urls[1]} could not be compared: no checksum is known of both")
+    assert told == ("skipped", f"{urls[1]} could not be compared: no common checksum is known")
     assert run("verify", urls[0], "--quick", "--against", urls[1]).status == 1
     assert sum(read) < MB / 2
     assert copy_check(run, urls[0], "--against", urls[1])[0] == "passed"
@@ -448,7 +448,7 @@ def test_a_directory_of_checkpoints(s3: S3Bucket, files: Path, run: Run, tmp_pat
     remote.forget()
     status, out, _ = run("verify", runs, "--quick", "--against", s3.url("copy"))
     assert (status, out.splitlines()[-1]) == (1, "10 checkpoints: 7 valid, 3 unlike its copy")
-    assert f"copy-missing-file [{s3.url('copy/model_epoch_3.pth')}]: there is no such file" in out
+    assert f"copy-missing-file [{s3.url('copy/model_epoch_3.pth')}]: no such file" in out
     size = (runs / "model_epoch_5.pth").stat().st_size
     assert f"[{s3.url('copy/model_epoch_5.pth')}]: it has 5 bytes instead of {size:,}" in out
 
@@ -513,4 +513,4 @@ def test_a_signed_url_is_refused_and_not_shown(large: Path, run: Run, s3: S3Buck
 
 def test_a_damaged_checkpoint_is_not_compared(large: Path, run: Run) -> None:
     large.write_bytes(large.read_bytes()[:100])
-    assert copy_check(run, large, "--against", large) == ("skipped", "it is cut short")
+    assert copy_check(run, large, "--against", large) == ("skipped", "it is truncated")

@@ -72,7 +72,7 @@ def test_one_of_several(tmp_path: Path) -> None:
         assert checkpoint.state_dict("numpy", key="disc")["w"].tolist() == [0, 0]
         with pytest.raises(KeyError, match="did you mean disc"):
             checkpoint.state_dict("numpy", key="dsc")
-        with pytest.raises(ckpttool.UsageError, match="there are numpy, torch, tensorflow"):
+        with pytest.raises(ckpttool.UsageError, match="choose from numpy, torch, tensorflow"):
             checkpoint.state_dict("jax")  # type: ignore[arg-type]
 
 

@@ -76,7 +76,7 @@ def test_a_sum_that_was_never_made_is_an_error() -> None:
 
 
 def test_a_ranks_file_alone_is_not_converted(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="what one rank kept of it"):
+    with pytest.raises(UsageError, match="only one rank's part"):
         convert(RANKS / "verl-2" / MODEL, tmp_path / "m.safetensors")
 
 

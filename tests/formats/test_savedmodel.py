@@ -124,7 +124,7 @@ def test_files_without_checksums_are_told(models: Path) -> None:
     rest = [
         path for path in (models / "module").rglob("*") if path.is_file() and path.parent.name != "variables"
     ]
-    assert (checksum.detail or "").endswith(f"; {len(rest)} files carry none")
+    assert (checksum.detail or "").endswith(f"; {len(rest)} files have none")
     assert checksum.status.value == "partial"
 
 

@@ -123,7 +123,7 @@ def test_ranks_are_not_merged_blindly(tmp_path: Path) -> None:
     step = written(tmp_path / "step_5", *(f"mp_rank_0{rank}/model.safetensors" for rank in (0, 1)))
     with open_checkpoint(step) as opened:
         assert opened.variant == "rank-directory"
-    with pytest.raises(Unsupported, match="nothing says how they were cut"):
+    with pytest.raises(Unsupported, match="the files don't record the sharding"):
         merge([step], tmp_path / "whole.safetensors")
 
 

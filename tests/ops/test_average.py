@@ -208,10 +208,13 @@ def test_a_flipped_bit_of_any_source_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"v": torch.ones(2)}, "a.pt: no v, which .*b.pt has"),
-        ({"w": torch.ones(2), "v": torch.ones(1)}, "a.pt: no v, which .*b.pt has"),
-        ({"w": torch.ones(3)}, r"shape \[2\], and \[3\]"),
-        ({"w": torch.ones(2, dtype=torch.int64)}, "float32, and int64"),
+        ({"v": torch.ones(2)}, "a.pt: missing v .in .*b.pt.; the checkpoints are from different models"),
+        (
+            {"w": torch.ones(2), "v": torch.ones(1)},
+            "a.pt: missing v .in .*b.pt.; the checkpoints are from different models",
+        ),
+        ({"w": torch.ones(3)}, r"shape \[2\], but \[3\]"),
+        ({"w": torch.ones(2, dtype=torch.int64)}, "float32, but int64"),
     ],
 )
 def test_checkpoints_of_other_models_are_refused(
@@ -226,7 +229,7 @@ def test_checkpoints_of_other_models_are_refused(
 def test_other_ties_are_refused(tmp_path: Path) -> None:
     w = torch.ones(2)
     sources = [saved(tmp_path / "a.pt", x=w, y=w), saved(tmp_path / "b.pt", x=w, y=w.clone())]
-    with pytest.raises(UsageError, match="other weights share their values"):
+    with pytest.raises(UsageError, match="its tied weights differ"):
         average(sources, tmp_path / "out.pt")
 
 
@@ -297,11 +300,11 @@ def test_a_number_too_large_is_found_beside_a_mask(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.pt"], "an average takes two checkpoints or more"),
+        (["a.pt"], "average needs at least two checkpoints"),
         (["a.pt", "a.pt"], "is given twice"),
         (["a.pt", "b.pt", "--weights", "1"], "--weights: 1 weight for 2 checkpoints"),
-        (["a.pt", "b.pt", "--weights", "1,-1"], "each weight is a positive number"),
-        (["a.pt", "b.pt", "--ema", "1"], "a decay lies between 0 and 1"),
+        (["a.pt", "b.pt", "--weights", "1,-1"], "each weight must be a positive number"),
+        (["a.pt", "b.pt", "--ema", "1"], "the decay must be between 0 and 1"),
         (["a.pt", "b.pt", "--ema", "0.5", "--weights", "1,2"], "exclude each other"),
         (["a.pt", "--last", "2", "--best", "2"], "mutually exclusive"),
         (["a.pt", "--last", "2", "--metric", "loss"], "--metric and --mode are only valid with --best N"),

@@ -200,7 +200,7 @@ def test_where_nothing_tells_the_type_of_a_layer_no_rule_is_used_and_that_is_sai
     found = diff(many / "many.pth", loose)
     assert len(found.undecided) == 4 * 43 and not found.equal
     assert found.undecided[0].text == (
-        "layers.0.q.weight: 2 of 4 elements differ as stored, but nothing says whether one side is transposed"
+        "layers.0.q.weight: 2 of 4 elements differ as stored, but it is unknown if one side is transposed"
     )
     assert (found.changed, found.added, found.removed, found.rules) == ((), (), (), {})
 

@@ -120,7 +120,7 @@ def test_weights_alone_are_called_neither_equal_nor_different(made: Path, name: 
     for twin, wanted in seen.items():
         for found in (diff(path, made / twin), diff(made / twin, path)):
             (undecided,) = found.undecided
-            assert undecided.seen == wanted and "it may stand behind a Flatten" in undecided.why
+            assert undecided.seen == wanted and "it may follow a Flatten" in undecided.why
             assert (found.changed, found.added, found.removed) == ((), (), ())
             assert found.compared == found.unchanged == 3 and not found.equal
 
@@ -131,8 +131,8 @@ def test_what_is_undecided_is_said(made: Path, run: Run) -> None:
     assert (status, err) == (1, "")
     assert first == "no certain difference found, but 1 tensor may be in another order: fc.0"
     assert (
-        "? undecided: fc.0: equal in the usual layout, but it may stand behind a Flatten "
-        "or before a Reshape, and nothing says whether it does"
+        "? undecided: fc.0: equal in the usual layout, but it may follow a Flatten "
+        "or precede a Reshape, which isn't recorded"
     ) in rest
 
 

@@ -130,7 +130,7 @@ def test_weights_that_are_all_zero_are_one_warning(tmp_path: Path) -> None:
     state = {name: torch.zeros_like(one) for name, one in nn.Linear(4, 4).state_dict().items()}
     path = saved(tmp_path / "a.pth", state)
     assert findings_of(path) == [("weights-zero", None)]
-    assert [one.message for one in _findings(path)] == ["all 2 weights hold nothing but zeros"]
+    assert [one.message for one in _findings(path)] == ["all 2 weights are zero"]
     zeros = safetensors(tmp_path / "a.safetensors", {"w": ([2, 2], bytes(16)), "b": ([2], bytes(8))})
     assert codes(zeros) == ["weights-zero"]
     biases = safetensors(tmp_path / "b.safetensors", {"bias": ([2], bytes(8))})
@@ -167,7 +167,7 @@ def test_weights_without_an_element_are_counted(tmp_path: Path) -> None:
     }
     path = safetensors(tmp_path / "model.safetensors", tensors)
     assert findings_of(path) == [("weights-empty", "model.embed.weight, model.proj.weight")]
-    assert _findings(path)[0].message.startswith("2 of 4 weights have no element")
+    assert _findings(path)[0].message.startswith("2 of 4 weights have no elements")
 
 
 def test_an_index_that_knows_better_makes_it_an_error(tmp_path: Path) -> None:

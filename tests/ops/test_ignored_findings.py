@@ -136,7 +136,7 @@ def test_what_was_owed_stays_owed() -> None:
     one = Verification("m.npz", "numpy", None, Safety.SAFE, (Check("load", Status.SKIPPED, "no"),), (owed,))
     assert not applied(one, Ignore("not-predicted", "known")).is_valid
     assert refusals(one, [Ignore("not-predicted", "known")]) == (
-        ": not-predicted in m.npz can't be ignored: it says that what was asked for was not done",
+        ": not-predicted in m.npz can't be ignored: a requested check was not done",
     )
 
 

@@ -149,7 +149,7 @@ def test_a_manifest_that_lists_more_is_told_by_the_name(guide: Path) -> None:
     manifest = Path(f"{guide}.sha256")
     manifest.write_bytes(sums(guide.parent, "guide.pth", "notes"))
     before = manifest.read_bytes()
-    refused = "guide.pth.sha256 is there and says something else of notes; --force replaces it"
+    refused = "guide.pth.sha256 already exists and differs for notes; --force replaces it"
     assert seal(guide) == (True, (), refused, False)
     assert manifest.read_bytes() == before
     assert not Path(f"{guide}.digests.json").exists()
@@ -168,7 +168,7 @@ def test_what_changes_while_it_is_read_is_refused(guide: Path, monkeypatch: pyte
 
     sha256 = hashlib.sha256
     monkeypatch.setattr(hashlib, "sha256", meanwhile)
-    assert seal(guide) == (True, (), "it has changed while it was read", False)
+    assert seal(guide) == (True, (), "it changed while it was read", False)
     assert os.listdir(guide.parent) == ["guide.pth"]
 
 
@@ -229,7 +229,7 @@ def test_a_kill_leaves_each_file_whole_or_absent(guide: Path, number: int) -> No
 def test_no_manifest_no_check(guide: Path) -> None:
     assert [check.name for check in verify(guide).checks] == ["structure", "checksum", "values", "safety"]
     only = verify(guide, only=("manifest",)).checks[-1]
-    assert only == Check("manifest", Status.SKIPPED, "there is none beside it")
+    assert only == Check("manifest", Status.SKIPPED, "no manifest next to it")
 
 
 def test_a_flipped_byte_where_the_format_has_no_checksum(sharded: Path) -> None:
@@ -344,7 +344,7 @@ def test_a_pipe_in_a_manifest_does_not_block(guide: Path) -> None:
 def test_what_cannot_be_opened_says_that_the_manifest_was_not_looked_at(guide: Path) -> None:
     seal(guide)
     guide.write_bytes(guide.read_bytes()[:100])
-    assert manifest_check(guide) == Check("manifest", Status.SKIPPED, "it is cut short")
+    assert manifest_check(guide) == Check("manifest", Status.SKIPPED, "it is truncated")
 
 
 # What belongs to a checkpoint -----------------------------------------------------------------------

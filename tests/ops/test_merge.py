@@ -194,7 +194,7 @@ def test_a_shard_of_another_save(tmp_path: Path) -> None:
     other = {name: tensor.double() for name, tensor in thirds(weights())[1].items() if "weight" in name}
     save_file(other, paths[1], metadata={"format": "pt"})
     told = refused(*paths)
-    assert told.startswith(f"{paths[1]}[layers.#.weight]: float64, and float32 in {paths[0]}")
+    assert told.startswith(f"{paths[1]}[layers.#.weight]: float64, but float32 in {paths[0]}")
 
 
 @pytest.mark.parametrize("key", ["epoch", "global_step"])
@@ -203,14 +203,16 @@ def test_shards_of_two_steps(tmp_path: Path, key: str) -> None:
     for at, (path, part) in enumerate(zip(paths, thirds(weights()), strict=True)):
         save_file(part, path, metadata={"format": "pt", key: str(8 + (at == 2))})
     stage = key.removeprefix("global_")
-    assert refused(*paths) == (f"{paths[2]}: saved at {stage} 9, and {paths[0]} at 8 (parts of one save)")
+    assert refused(*paths) == (
+        f"{paths[2]}: saved at {stage} 9, but {paths[0]} at {stage} 8 (parts of one save)"
+    )
 
 
 def test_metadata_that_contradict_each_other(tmp_path: Path) -> None:
     paths = shards(tmp_path, weights())
     save_file(thirds(weights())[2], paths[2], metadata={"format": "pt", "run": "b"})
     save_file(thirds(weights())[0], paths[0], metadata={"format": "pt", "run": "a"})
-    assert refused(*paths).startswith(f"{paths[2]}[run]: 'b', and 'a' in a part before")
+    assert refused(*paths).startswith(f"{paths[2]}[run]: 'b', but 'a' in an earlier part")
 
 
 def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
     doubled = {**thirds(weights())[1], **thirds(weights())[0]}
     save_file(doubled, paths[1])
     told = refused(*paths)
-    assert told.startswith(f"{paths[1]}[") and f"it is in {paths[0]} as well, like 4 others" in told
+    assert told.startswith(f"{paths[1]}[") and f"{paths[0]} holds it and 4 others" in told
 
 
 @pytest.mark.parametrize("fault", ["total_size", "gone", "stale", "damaged"])
@@ -295,7 +297,8 @@ def test_parts_of_two_epochs(tmp_path: Path) -> None:
         torch.save({"epoch": epoch, f"{name}.weight": torch.ones(2)}, tmp_path / f"{name}.pth")
     told = refused(tmp_path / "a.pth", tmp_path / "b.pth")
     assert (
-        told == f"{tmp_path / 'b.pth'}: saved at epoch 4, and {tmp_path / 'a.pth'} at 3 (parts of one save)"
+        told
+        == f"{tmp_path / 'b.pth'}: saved at epoch 4, but {tmp_path / 'a.pth'} at epoch 3 (parts of one save)"
     )
 
 
@@ -303,7 +306,7 @@ def test_parts_that_say_different_things(tmp_path: Path) -> None:
     for name, rate in (("a", 0.5), ("b", 0.25)):
         torch.save({"settings": {"dropout": rate}, f"{name}.weight": torch.ones(2)}, tmp_path / f"{name}.pth")
     told = refused(tmp_path / "a.pth", tmp_path / "b.pth")
-    assert told.startswith(f"{tmp_path / 'b.pth'}[settings.dropout]: 0.25, and 0.5 in a part before")
+    assert told.startswith(f"{tmp_path / 'b.pth'}[settings.dropout]: 0.25, but 0.5 in an earlier part")
 
 
 def test_the_same_tensor_twice_is_refused_though_it_is_equal(tmp_path: Path) -> None:
@@ -311,7 +314,8 @@ def test_the_same_tensor_twice_is_refused_though_it_is_equal(tmp_path: Path) -> 
     torch.save({"w": torch.ones(2), "b": torch.ones(1)}, tmp_path / "b.pth")
     told = refused(tmp_path / "a.pth", tmp_path / "b.pth")
     where = tmp_path / "a.pth"
-    assert told == f"{tmp_path / 'b.pth'}[w]: it is in {where} as well (tensors of its own)"
+    expected = "parts with different tensors; average combines whole checkpoints"
+    assert told == f"{tmp_path / 'b.pth'}[w]: {where} holds it too ({expected})"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +336,7 @@ def test_parts_of_two_formats(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "a.pth")
     save_file({"b": torch.ones(2)}, tmp_path / "b.safetensors")
     told = refused(tmp_path / "a.pth", tmp_path / "b.safetensors")
-    assert told.endswith(f"safetensors, and {tmp_path / 'a.pth'} is pytorch (parts of one format)")
+    assert told.endswith(f"safetensors, but {tmp_path / 'a.pth'} is pytorch (parts of one format)")
 
 
 # Places -------------------------------------------------------------------------------------------------

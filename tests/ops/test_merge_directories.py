@@ -108,7 +108,7 @@ def test_a_serial_in_one_directory(files: Path, tmp_path: Path) -> None:
 def test_serials_of_two_saves(machines: list[Path]) -> None:
     other = machines[1].rename(machines[1].with_name("checkpoint_3"))
     assert refused(machines[0], other) == (
-        f"{other}: serial 3, and {machines[0]} is serial 0 (parts of one save)"
+        f"{other}: serial 3, but {machines[0]} is serial 0 (parts of one save)"
     )
 
 
@@ -121,7 +121,7 @@ def test_a_machine_that_is_missing(machines: list[Path], lacking: int) -> None:
 
 def test_a_trainer_that_is_missing(machines: list[Path]) -> None:
     (machines[1] / "trainer_1").rename(machines[1] / "trainer_2")
-    assert refused(*machines) == f"{machines[0]}[trainer_1]: there is none, and trainer_2 is there"
+    assert refused(*machines) == f"{machines[0]}[trainer_1]: it is missing, but trainer_2 exists"
 
 
 def test_a_trainer_twice(machines: list[Path]) -> None:
@@ -240,7 +240,7 @@ def test_directories_of_two_steps(files: Path, tmp_path: Path) -> None:
     groups = [[".metadata", "__0_0.distcp"], ["__1_0.distcp"]]
     one, two = apart(files / "torch-dcp" / "two-ranks", tmp_path, groups)
     one, two = one.rename(one.with_name("step_100")), two.rename(two.with_name("step_200"))
-    assert refused(one, two) == f"{two}: step 200, and {one} is step 100 (parts of one save)"
+    assert refused(one, two) == f"{two}: step 200, but {one} is step 100 (parts of one save)"
 
 
 @ALONE

@@ -99,8 +99,8 @@ def test_equal_and_different_values() -> None:
 
 def test_number_and_text_are_two_keys() -> None:
     number, text = {"m": {KeyText("1"): 2, "x": 3}}, {"m": {"1": 2, "x": 3}}
-    assert differing(number, text) == [("m.1", "key 1, no text", "key '1'")]
-    assert differing(text, number) == [("m.1", "key '1'", "key 1, no text")]
+    assert differing(number, text) == [("m.1", "key 1 (not a string)", "key '1'")]
+    assert differing(text, number) == [("m.1", "key '1'", "key 1 (not a string)")]
     assert differing(number, {"m": {KeyText("1"): 2, "x": 3}}) == []
     other = checkpoint({"m": '{"1": 2, "x": 3}'}, format="safetensors")
     assert compare_metadata(checkpoint(number), other)[0] == []

@@ -16,7 +16,7 @@ from ckpttool.formats.interface import Probe
 from ckpttool.formats.torch.zip import PytorchZip
 from tests.support.commands import python
 
-SAID = "reading it takes more memory than there is"
+SAID = "not enough memory to read it"
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_a_record_of_no_tensor_is_not_passed(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(f"{archive.namelist()[0].partition('/')[0]}/data/7", b"hidden")
     found = verify(path)
-    detail = "1 tensor; 1 part not looked at, which the findings name"
+    detail = "1 tensor; 1 part not checked (see the findings)"
     assert values(found) == Check("values", Status.SKIPPED, detail)
     assert codes(found) == ["unused-storage"]
     assert not verify(path, strict=True).is_valid

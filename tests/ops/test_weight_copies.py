@@ -52,7 +52,7 @@ def test_other_values_are_a_warning(stems: tuple[str, str], sharded: bool, tmp_p
     assert answer.status == 0
     warnings = [line for line in answer.out.splitlines() if "copies-differ" in line]
     assert len(warnings) == 1
-    assert f"{stems[1]}.bin" in warnings[0] and "of 1 of 4 tensors: layer2.weight" in warnings[0]
+    assert f"{stems[1]}.bin" in warnings[0] and "for 1 of 4 tensors: layer2.weight" in warnings[0]
     assert ("which is newer" in warnings[0]) or sharded
     assert run("verify", tmp_path, "--strict").status == 1
 
@@ -63,7 +63,7 @@ def test_all_of_a_tensor_is_compared(first: int, tmp_path: Path, run: Run) -> No
     changed = weight.clone()
     changed[first:] = 2
     write(tmp_path, {"w": weight}, {"w": changed}, STEMS[0], sharded=False)
-    assert "has other values of 1 of 1 tensor: w" in run("verify", tmp_path).out
+    assert "has different values for 1 of 1 tensor: w" in run("verify", tmp_path).out
     assert "copies-differ" not in run("verify", tmp_path, "--quick").out
 
 
@@ -79,7 +79,7 @@ def test_a_copy_that_vanishes_is_no_internal_error(
 
     monkeypatch.setattr(compare, "compare_all", compare_and_remove)
     answer = run("verify", tmp_path / "model.safetensors")
-    assert answer.status == 0 and "pytorch_model.bin beside it has other values of 4 of 4" in answer.out
+    assert answer.status == 0 and "pytorch_model.bin next to it has different values for 4 of 4" in answer.out
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["one", "sharded"])

@@ -33,7 +33,7 @@ def test_parts_differ_by_one_checkpoint_at_most(sizes: dict[str, int], parts: in
 
 @pytest.mark.parametrize("text", ["", "1", "0/4", "5/4", "1/0", "-1/4", "1/4/4", "a/b", "1 / 4"])
 def test_a_text_that_is_no_part(text: str) -> None:
-    with pytest.raises(UsageError, match="no part"):
+    with pytest.raises(UsageError, match="invalid part"):
         Part.parse(text)
 
 

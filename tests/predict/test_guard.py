@@ -127,4 +127,4 @@ def test_a_file_that_was_changed_meanwhile_is_not_loaded(files: Path, tmp_path: 
     shutil.copy(files / "pytorch" / "guide.pth", path)
     answer = done_after(path, lambda: path.write_bytes(path.read_bytes()), model=SIMPLE["model"])
     assert answer.load.is_skipped
-    assert answer.load.detail == "it was changed while it was checked"
+    assert answer.load.detail == "it changed while it was checked"

@@ -60,7 +60,7 @@ def test_the_cache_of_the_hub(tmp_path: Path, model: Path, run: Run, digest: obj
     assert (finding.code, finding.where) == ("content-mismatch", NAME)
     title = "SHA-256" if digest is sha256 else "git's SHA-1"
     is_, was = digest(blob)[:16], blob.name[:16]
-    assert finding.message == f"{title} is {is_}… instead of {was}…, its name in the Hugging Face cache"
+    assert finding.message == f"{title} is {is_}… instead of {was}… (its name in the Hugging Face cache)"
     status, out, _ = run("verify", link)
     assert status == 1
     assert "delete it and download it again" in out
@@ -73,7 +73,7 @@ def test_objects_of_git_lfs(tmp_path: Path, model: Path) -> None:
     assert manifest_check(link) == Check("manifest", Status.PASSED, "1 file")
     flip_last(blob)
     (finding,) = verify(link, only=("manifest",)).findings
-    assert (finding.code, finding.message.rpartition(", ")[2]) == ("content-mismatch", "its name in Git LFS")
+    assert (finding.code, finding.message.rpartition(" (")[2]) == ("content-mismatch", "its name in Git LFS)")
 
 
 @pytest.mark.parametrize("digest", [sha256, git_digest])

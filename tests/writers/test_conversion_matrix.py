@@ -224,6 +224,6 @@ def test_the_table_in_the_docs_is_of_this_matrix() -> None:
 
 
 def test_every_writer_is_in_the_matrix(tmp_path: Path) -> None:
-    known = re.escape(f"no such format (one of {', '.join(TARGETS)})")
+    known = re.escape(f"unknown format (choose from {', '.join(TARGETS)})")
     with pytest.raises(UsageError, match=known):
         convert(FIXTURES / SOURCES["pytorch"], tmp_path / "out", ConvertOptions(to="none"))

@@ -172,7 +172,7 @@ class Records:
         """Interpret a pickle record."""
         member = self.by_name.get(name)
         if member is None and name in self.lost:
-            why = f"{self.lost[name].why}: what says which tensors there are can't be trusted"
+            why = f"{self.lost[name].why}: the list of tensors can't be trusted"
             raise DamagedCheckpoint(self.path, why, where=name, code="checksum-mismatch")
         if member is None:
             raise DamagedCheckpoint(self.path, f"no {name}", where="zip directory")

@@ -45,7 +45,7 @@ def merge_fluid(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheck
     numbers = {int(number) for number in trainers} if isinstance(trainers, Mapping) else set()
     lacking = next((at for at in range(len(numbers)) if at not in numbers), None)
     if lacking is not None:
-        found = f"there is none, and trainer_{max(numbers)} is there"
+        found = f"it is missing, but trainer_{max(numbers)} exists"
         raise DamagedCheckpoint(checkpoint.path, found, where=f"trainer_{lacking}", code="trainer-missing")
     tables = {table: shards for table, shards in _tables(checkpoint).items() if len(shards) > 1}
     if not tables:

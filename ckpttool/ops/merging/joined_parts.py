@@ -90,7 +90,7 @@ def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
     first = parts[0].checkpoint
     for part in parts[1:]:
         if part.checkpoint.format != first.format:
-            found = f"{part.checkpoint.format}, and {parts[0].path} is {first.format}"
+            found = f"{part.checkpoint.format}, but {parts[0].path} is {first.format}"
             raise DamagedCheckpoint(part.path, found, expected="parts of one format", code="shard-format")
     _require_disjoint(parts)
     _require_one_save(parts)
@@ -146,7 +146,7 @@ def _require_one_save(parts: Sequence[MergePart]) -> None:
         for number, path in seen[1:]:
             first, where = seen[0]
             if number != first:
-                found = f"saved at {stage} {number}, and {where} at {first}"
+                found = f"saved at {stage} {number}, but {where} at {stage} {first}"
                 raise DamagedCheckpoint(path, found, expected="parts of one save", code="part-stale")
 
 
@@ -166,13 +166,13 @@ def _duplicate_error(first: MergePart, one: Tensor, second: MergePart, two: Tens
     named = all(_OF_A_TENSOR_PARALLEL_RANK.fullmatch(os.path.basename(part.path)) for part in (first, second))
     shapes = f"{list(two.shape)} here and {list(one.shape)} in {first.path}"
     if unlike or named:
-        found = f"{shapes}: slices of a tensor-parallel model; no file says along which axis they were cut"
+        found = f"{shapes}: slices of a tensor-parallel model; no file records the axis of the cut"
+        expected = "parts with different tensors"
     else:
-        others = f", like {counted(len(doubled) - 1, 'other')}" if len(doubled) > 1 else ""
-        found = f"it is in {first.path} as well{others}"
-    return DamagedCheckpoint(
-        second.path, found, expected="tensors of its own", where=two.name, code="tensor-twice"
-    )
+        others = f" and {counted(len(doubled) - 1, 'other')}" if len(doubled) > 1 else " too"
+        found = f"{first.path} holds it{others}"
+        expected = "parts with different tensors; average combines whole checkpoints"
+    return DamagedCheckpoint(second.path, found, expected=expected, where=two.name, code="tensor-twice")
 
 
 def _require_types(parts: Sequence[MergePart]) -> None:
@@ -188,11 +188,11 @@ def _require_types(parts: Sequence[MergePart]) -> None:
         (first, types), *others = by_path.items()
         for path, own in others:
             if types.isdisjoint(own):
-                found = f"{' and '.join(sorted(own))}, and {' and '.join(sorted(types))} in {first}"
+                found = f"{' and '.join(sorted(own))}, but {' and '.join(sorted(types))} in {first}"
                 raise DamagedCheckpoint(
                     path,
                     found,
-                    expected="shards of one save; an index would tell",
+                    expected="shards of one save, as an index lists them",
                     where=pattern,
                     code="shard-stale",
                 )
@@ -244,7 +244,7 @@ def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
             return Mapped(one.kind, pairs, state, one.factory)
         return pairs
     if not _are_equal(one, two):
-        raise TreeConflict(".".join(path), f"{_excerpt(two)}, and {_excerpt(one)} in a part before")
+        raise TreeConflict(".".join(path), f"{_excerpt(two)}, but {_excerpt(one)} in an earlier part")
     return one
 
 

@@ -79,7 +79,7 @@ def require_intact(checkpoint: Checkpoint) -> None:
         if _is_wrong(finding):
             raise DamagedCheckpoint(checkpoint.path, finding.message, where=finding.where, code=finding.code)
     if not checkpoint.complete:
-        raise DamagedCheckpoint(checkpoint.path, "it is not complete", code="incomplete")
+        raise DamagedCheckpoint(checkpoint.path, "it is incomplete", code="incomplete")
 
 
 OF_PARTITIONS = frozenset(
@@ -106,7 +106,7 @@ OF_OPTIMIZER = frozenset(
     }
 )
 """Keys of optimizer states that describe the job's distribution."""
-_DIFFERS = "another rank says something else than the first, whose is taken"
+_DIFFERS = "ranks differ; the first rank's is kept"
 
 
 def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Problem]:
@@ -126,7 +126,7 @@ def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Probl
     for entry in checkpoint.files:
         name = os.path.basename(entry.path)
         if stem(name) in checkpoint.metadata and not any(kind.fullmatch(name) for kind in KINDS.values()):
-            yield Problem(stem(name), "a file beside the model and its optimizer")
+            yield Problem(stem(name), "a file that holds neither model nor optimizer")
 
 
 def _differing_keys(

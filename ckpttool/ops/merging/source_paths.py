@@ -16,7 +16,6 @@ from functools import cached_property
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, from_os_error
 from ckpttool.core.naming import parse_name
-from ckpttool.core.text import counted
 from ckpttool.formats import detect
 from ckpttool.formats.interface import Probe, ranked_paths, scan
 from ckpttool.formats.paddle.fluid import Fluid
@@ -84,9 +83,8 @@ def _enclosing_shard_list(directory: str, names: Collection[str]) -> str | None:
         return None
     path = os.path.join(directory, f"{stem}.weights.json")
     if not fs.isfile(path):
-        raise DamagedCheckpoint(
-            path, "it is missing: it says which shard holds which layer", code="index-missing"
-        )
+        found = "it is missing, but it records which shard holds which layer"
+        raise DamagedCheckpoint(path, found, code="index-missing")
     beside = {name for name in scan(directory) if (m := _KERAS_SHARD.fullmatch(name)) and m["stem"] == stem}
     _require_all(path, beside - set(names))
     return path
@@ -123,8 +121,8 @@ def _require_all(path: str, lacking: Collection[str]) -> None:
     """Raise DamagedCheckpoint if a part of a whole isn't among the sources."""
     if lacking:
         first, *others = sorted(lacking)
-        more = f", nor {counted(len(others), 'other part')}" if others else ""
-        message = f"it belongs to the whole, and is not among the sources{more}"
+        more = f" (and {len(others):,} more)" if others else ""
+        message = f"this part is not among the sources{more}"
         raise DamagedCheckpoint(
             path, message, expected="all parts, or this path alone", where=first, code="part-missing"
         )
@@ -185,7 +183,7 @@ def require_one_serial(paths: Sequence[str]) -> None:
         for kind, number in numbers.items():
             first, where = seen.setdefault(kind, (number, path)) if number is not None else (None, path)
             if first != number:
-                found = f"{kind} {number}, and {where} is {kind} {first}"
+                found = f"{kind} {number}, but {where} is {kind} {first}"
                 raise DamagedCheckpoint(path, found, expected="parts of one save", code="part-stale")
 
 

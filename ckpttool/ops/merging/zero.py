@@ -53,7 +53,7 @@ def full_precision(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCh
         return MergedCheckpoint(checkpoint=_with_nested_content(checkpoint, job), sources=sources)
     cuts = {cut.name: cut for cut in cuts_of(job)}
     if not cuts:
-        found = "which parameters the ranks hold together is not said (param_shapes)"
+        found = "the files don't record the shapes of parameters (param_shapes)"
         raise DamagedCheckpoint(job.first, found, code="partition-sum")
     module = _module(checkpoint, cuts)
     states, dropped = _optimizer_states(cuts)
@@ -128,7 +128,7 @@ def _full_weights(cut: ParameterCut) -> Tensor:
     whole = cut.weights((MODULE, cut.name))
     if whole is None:
         path = cut.runs[0].rank.path
-        found = "its elements do not lie in the file as they are: they can't be put together"
+        found = "its elements aren't stored contiguously, so its partitions can't be joined"
         raise DamagedCheckpoint(path, found, where=cut.name, code="partitions-apart")
     return whole
 
@@ -148,7 +148,7 @@ def _optimizer_states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[
             value = _shared_state(cut, key, path)
             value = cut.state(path, key) if value is None else value
             if value is None:
-                why = "the ranks do not keep it element by element, or not alike"
+                why = "the ranks don't store it per element, or store it differently"
                 dropped.append(Problem(".".join(map(str, path)), why))
             else:
                 state[key] = value

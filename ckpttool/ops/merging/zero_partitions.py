@@ -269,9 +269,7 @@ def cuts_of(job: ZeroJob) -> Iterator[ParameterCut]:
             if first != path and cut.name.startswith(_TIED):
                 continue
             if first != path:
-                found = (
-                    f"{first} has it, too: slices of a tensor-parallel model; how they were cut is not said"
-                )
+                found = f"{first} holds it too: slices of a tensor-parallel model, of unknown sharding"
                 raise DamagedCheckpoint(path, found, where=cut.name, code="tensor-twice")
             count, size = sum(run.size for run in cut.runs), math.prod(cut.shape)
             if count != size:
@@ -286,7 +284,7 @@ def _cuts_of_stage_3(job: ZeroJob, stage: PipelineStage) -> Iterator[ParameterCu
     # parameter begins at the same offset in each rank. A rank's flat groups are read as one sequence: a part
     # may span several of them, which the search in their cumulated ends finds.
     if len(job.stages) > 1:
-        found = "ZeRO 3 of a tensor-parallel model, of which no file says how it was cut"
+        found = "ZeRO 3 of a tensor-parallel model, and the files don't record the sharding"
         raise DamagedCheckpoint(stage.ranks[0].path, found, code="tensor-twice")
     offset = 0
     ends = [[*accumulate(rank.masters[at].size for at in sorted(rank.masters))] for rank in stage.ranks]

@@ -15,7 +15,7 @@ DETAILS = {
     "structure": "1 file, 2 tensors",
     "checksum": "14 records",
     "values": "8 tensors",
-    "safety": "loading it runs nothing",
+    "safety": "loading it runs no code",
     "load": "not asked for",
     "predict": "not asked for",
 }

@@ -242,7 +242,7 @@ def test_the_older_format_is_left_whole(tmp_path: Path, files: Path) -> None:
         shutil.copy2(files / "pytorch-legacy" / "guide_legacy.pth", tmp_path / f"model_epoch_{epoch}.pth")
     planned = dry_run(tmp_path, policy=Policy(full=1), series=["*"])
     (group,) = planned.plan.groups
-    assert list(group.whole.values()) == ["PyTorch legacy isn't written again in its own form"]
+    assert list(group.whole.values()) == ["PyTorch legacy can't be rewritten in its own form"]
 
 
 def test_on_a_full_disk_nothing_is_lost(epochs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +401,7 @@ def test_what_lies_with_a_random_state_keeps_it(tmp_path: Path, run) -> None:
         torch.save({"epoch": epoch, **values}, tmp_path / f"model_epoch_{epoch}.pth")
     before = file_bytes(tmp_path)
     status, out, _ = run("prune", tmp_path, "--full", "1", "--yes", "-v")
-    assert (status, "nothing proves that rng_state.cpu is training state alone" in out) == (0, True)
+    assert (status, "rng_state.cpu isn't proven to be only training state" in out) == (0, True)
     assert file_bytes(tmp_path) == before
 
 

@@ -48,7 +48,7 @@ def encoded(x):
     return K.Flatten()(K.Conv2D(4, 3, padding="same", name="conv")(x))
 
 
-UNWIRED = "nothing says whether it does"
+UNWIRED = "which isn't recorded"
 ALONE = {"reset_after": "does not show whether reset_after is set"}
 flat = encoded(image)
 mean, variance = K.Dense(6, name="mean")(flat), K.Dense(6, name="variance")(flat)
@@ -57,11 +57,11 @@ back = K.Reshape((4, 4, 5))(K.Dense(80, name="back")(K.Add()([mean, variance])))
 joined = K.Concatenate()([K.Flatten()(image), noise])
 turned = K.Permute((3, 1, 2))(K.Conv2D(4, 3, name="conv")(image))
 REFUSED = {
-    "a Reshape takes what it gives": [
+    "a Reshape uses its output": [
         model(image, K.Conv2DTranspose(3, 2, name="up")(back)),
         model(noise, K.Conv2DTranspose(3, 2)(K.Reshape((4, 4, 5))(K.Dense(80, name="back")(noise)))),
     ],
-    "a Flatten stands before it": [
+    "it follows a Flatten": [
         model(image, K.Dense(5, name="fc")(K.BatchNormalization(name="bn")(K.Flatten()(image)))),
         model(image, K.Dense(5, name="fc")(K.LayerNormalization(name="ln")(encoded(image)))),
         model(
@@ -69,10 +69,10 @@ REFUSED = {
             K.Add()([K.Dense(5, name="one")(flat), K.Dense(5, name="two")(joined)]),
         ),
     ],
-    "a Permute stands before it": [
+    "it follows a Permute": [
         model(image, K.Dense(5, name="fc")(K.Flatten()(turned))),
     ],
-    "a Lambda stands before it": [model(image, K.Dense(5, name="fc")(K.Lambda(lambda x: x)(flat)))],
+    "it follows a Lambda": [model(image, K.Dense(5, name="fc")(K.Lambda(lambda x: x)(flat)))],
     "reset_after": [
         model(steps, K.GRU(6, reset_after=False, use_bias=False, name="gru")(steps)),
     ],

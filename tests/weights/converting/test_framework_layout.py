@@ -71,7 +71,7 @@ def test_a_model_of_paddle(twins: Path) -> None:
 
 @pytest.mark.parametrize("name", ["twin.weights.h5", "twin-tf/ckpt-1", "twin-savedmodel"])
 def test_a_dense_that_may_stand_behind_a_flatten(twins: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"fc1.*: it may stand behind a Flatten"):
+    with pytest.raises(UsageError, match=r"fc1.*: it may follow a Flatten"):
         torch_of(twins / name)
 
 

@@ -50,10 +50,10 @@ def test_a_configuration_says_how_layers_are_connected() -> None:
         (LayerKind("Dense", flattened=(3, 3, 4)), None),
         (LayerKind("Dense", flattened=(None, 4)), None),
         (LayerKind("Dense", flattened=(1, 1, 36)), None),
-        (LayerKind("Dense", flattened=()), "it stands behind a Flatten of a shape that is not told"),
+        (LayerKind("Dense", flattened=()), "it follows a Flatten of unknown shape"),
         (
             LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "a Permute")),
-            "a Permute stands before it",
+            "it follows a Permute",
         ),
     ]
     for kind, why in cases:
@@ -70,7 +70,7 @@ def test_vectors_may_be_in_another_order() -> None:
         **dict.fromkeys(("b.gamma", "b.beta"), LayerKind("BatchNormalization", doubt=unlike)),
     }
     assert wired(LayerKind("Dense", doubt=unlike), weights, layers) == dict.fromkeys(
-        weights, "a Reshape takes what it gives"
+        weights, "a Reshape uses its output"
     )
 
 
@@ -93,5 +93,5 @@ def test_each_reason_is_said_with_its_weights_and_the_way_out() -> None:
     told = refusal_text(
         layout_doubts(checkpoint({f"{at}.kernel": numbers(6, 6) for at in range(5)}, "keras"))
     )
-    assert told.startswith("0.kernel, 1.kernel, 2.kernel and 2 more: it may stand behind a Flatten or before")
+    assert told.startswith("0.kernel, 1.kernel, 2.kernel and 2 more: it may follow a Flatten or precede")
     assert "a whole model of Keras" in told and 'rule = "dense"' in told

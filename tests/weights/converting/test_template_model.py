@@ -98,7 +98,7 @@ def test_a_zoo_of_layers_both_ways(twins: Path) -> None:
 
 def test_a_dense_behind_a_flatten_is_not_guessed(twins: Path) -> None:
     for model in ("twin-tf/ckpt-1", "twin.weights.h5"):
-        with pytest.raises(UsageError, match="may stand behind a Flatten"):
+        with pytest.raises(UsageError, match="may follow a Flatten"):
             followed(FIXTURES / "twin.pth", twins / model)
     text = "".join(
         f'[[tensor]]\nfrom = "{name}.weight"\nto = "model.{name}._kernel"\nrule = "dense"\n'

@@ -233,7 +233,7 @@ def test_a_dense_behind_an_unknown_flatten_is_in_doubt() -> None:
     )
     assert (item.name, item.tensor.shape) == ("f.weight", (5, 24))
     assert item.doubt is not None
-    assert item.doubt.text == "it stands behind a Flatten of a shape that is not told"
+    assert item.doubt.text == "it follows a Flatten of unknown shape"
 
 
 def test_numbered_variables_whose_shapes_tell_the_layer() -> None:

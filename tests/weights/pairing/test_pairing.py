@@ -303,12 +303,12 @@ def test_keras_s_own_words_in_a_plain_container_are_compared_as_stored() -> None
 
 def test_a_kernel_in_an_order_that_nothing_says_is_undecided() -> None:
     cases = [
-        (None, "nothing says whether it does"),
-        (LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.UNWIRED)), "nothing says whether it does"),
-        (LayerKind("Dense", flattened=()), "of a shape that is not told"),
+        (None, "which isn't recorded"),
+        (LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.UNWIRED)), "which isn't recorded"),
+        (LayerKind("Dense", flattened=()), "of unknown shape"),
         (
             LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.OUTPUT_ORDER, "a Reshape")),
-            "a Reshape takes what it gives",
+            "a Reshape uses its output",
         ),
     ]
     for kind, why in cases:
