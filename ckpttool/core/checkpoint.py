@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from warnings import warn
 
 from ckpttool.core.errors import MissingPackage, Truncated, UsageError, from_os_error
 from ckpttool.core.tensor import Extent, Role, Span, Tensor
@@ -196,7 +197,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self.derives_metadata = parts.get("derives_metadata", False)
         self.close = parts.get("close", lambda: None)
 
-    def but(self, **changes: Any) -> Checkpoint:
+    def replace(self, **changes: Any) -> Checkpoint:
         """Return a checkpoint of the same files with other values of some parts; close only the new one."""
         same: dict[str, Any] = {
             name: partial(getattr, self, name) if name in _LAZY else getattr(self, name)
@@ -204,6 +205,11 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         }
         same["derives_metadata"] &= "metadata" not in changes
         return Checkpoint(**{**same, **changes})
+
+    def but(self, **changes: Any) -> Checkpoint:
+        """Return ``replace(**changes)``; this name is deprecated."""
+        warn("Checkpoint.but is deprecated, use Checkpoint.replace", DeprecationWarning, stacklevel=2)
+        return self.replace(**changes)
 
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:

@@ -28,8 +28,8 @@ TOTAL = re.compile(
     rf"n[-_]?(?:epochs|steps|iterations|iters)|accum[a-z]*[-_]?steps?|acc[-_]?steps){SEPARATOR}$",
     FLAGS,
 )
-EPOCH_BEHIND = re.compile(r"[-_ ]?(?:epochs?|ep)(?![a-z0-9])", FLAGS)
-STEP_BEHIND = re.compile(r"[km]?[-_ ]?(?:steps?|iterations?|iters?|updates?)(?![a-z0-9])", FLAGS)
+EPOCH_AFTER = re.compile(r"[-_ ]?(?:epochs?|ep)(?![a-z0-9])", FLAGS)
+STEP_AFTER = re.compile(r"[km]?[-_ ]?(?:steps?|iterations?|iters?|updates?)(?![a-z0-9])", FLAGS)
 LETTER = re.compile(r"(?:^|[-_. ])([es])$", FLAGS)
 THOUSANDS = {"k": 1_000, "m": 1_000_000}
 THOUSAND = re.compile(r"([km])(?![a-z0-9])", FLAGS)
@@ -85,7 +85,7 @@ SIBLING = re.compile(
     rf"[fknrsx]){SEPARATOR}$",
     FLAGS,
 )
-STATES_BEHIND = re.compile(r"[-_](?:model|optim)_states(?![a-z0-9])", FLAGS)
+STATES_AFTER = re.compile(r"[-_](?:model|optim)_states(?![a-z0-9])", FLAGS)
 AFTER_NUMBER = re.compile(r"[0-9][-_. =]{1,2}$")
 TOKEN_BEFORE = re.compile(r"(?:^|[^a-z0-9])[a-z]*$", FLAGS)
 TRAINER = re.compile(r"checkpoint-([0-9]{1,18})", FLAGS)

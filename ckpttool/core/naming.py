@@ -56,7 +56,7 @@ class NameFields:
 @lru_cache(maxsize=4)  # several callers ask for the fields of the same name
 def parse_name(name: str) -> NameFields:
     """Return the fields of a checkpoint's file or directory name."""
-    return _Reading(name).fields()
+    return _NameParser(name).fields()
 
 
 def pair_fields(name: str) -> NameFields | None:
@@ -70,7 +70,7 @@ def pair_fields(name: str) -> NameFields | None:
 
 def is_step_name(name: str) -> bool:
     """Return whether a directory's name is that of one save: its step, perhaps with metrics."""
-    return bool(patterns.STEP_DIRECTORY.fullmatch(name) or _Reading(name).is_of_step())
+    return bool(patterns.STEP_DIRECTORY.fullmatch(name) or _NameParser(name).is_of_step())
 
 
 def is_named_best(name: str) -> bool:
@@ -99,7 +99,7 @@ class _Number(NamedTuple):
         return self.text.isdigit() or ("." not in self.text and "-" not in self.text)
 
 
-class _Reading:
+class _NameParser:
     """Parser of a name, with the fields recognised so far."""
 
     def __init__(self, name: str) -> None:
@@ -125,7 +125,7 @@ class _Reading:
         # (``epoch_3``), a key after it (``3_epochs``), a letter (``e0007``), a decimal without a key. Only if
         # no field was found is the last number a position (``model_12``): in ``model_12_epoch_3``, it may
         # be a size or a version.
-        for recognise in (self._take_keyed, self._take_keyed_behind, self._take_lettered, self._take_decimal):
+        for recognise in (self._take_keyed, self._take_keyed_after, self._take_lettered, self._take_decimal):
             self.rest = [number for number in self.rest if not recognise(number)]
         if self.keras_epoch is not None:
             self.number = self.epoch = int(self.keras_epoch.text)
@@ -241,25 +241,27 @@ class _Reading:
 
     def _take_metric(self, number: _Number, before: str) -> bool:
         key = self._metric_key(number.start, number.end, is_decimal=not number.is_whole)
-        name = key.name if key else None
-        if key is None or (name and name.lower() == "precision" and number.text in patterns.BITS):
+        if key is None:
+            return False
+        name, is_known = key
+        if name and name.lower() == "precision" and number.text in patterns.BITS:
             return False
         is_negative = before.endswith(("=-", ":-", "_-"))
         value, end = self._metric_value(number)
         if value is not None:
-            self.measured.append((key.name, -float(value) if is_negative else float(value)))
+            self.measured.append((name, -float(value) if is_negative else float(value)))
             is_behind = before.endswith(("=", "=-")) or (self.epoch, self.step) != (None, None)
-            if name and key.is_known and is_behind and not number.is_whole:
+            if name and is_known and is_behind and not number.is_whole:
                 self.keyed.append((self.name.rindex(name, 0, number.start), end))
         return self._take(number.start - is_negative, end)
 
-    def _metric_key(self, start: int, end: int, *, is_decimal: bool) -> MetricKey | None:
+    def _metric_key(self, start: int, end: int, *, is_decimal: bool) -> tuple[str | None, bool] | None:
         """Return the key of a value between two places, from the text after the last field."""
         ends = (at for at in range(start, max(0, start - LOOK_BACK), -1) if at in self.ends)
         field_end = next(ends, None)
         return metric_key(
             self._before(start) if field_end is None else self.name[field_end:start],
-            behind=self.name[end : end + 1],
+            after=self.name[end : end + 1],
             follows_field=field_end is not None,
             is_decimal=is_decimal,
             is_counted=(self.epoch, self.step) != (None, None),
@@ -277,16 +279,16 @@ class _Reading:
         for match in patterns.NO_NUMBER.finditer(self.name, 0, self.end):
             key = self._metric_key(*match.span(1), is_decimal=True)
             if key is not None:
-                self.measured.append((key.name, float(match[1])))
+                self.measured.append((key[0], float(match[1])))
                 self._take(*match.span(1))
 
-    def _take_keyed_behind(self, number: _Number) -> bool:
+    def _take_keyed_after(self, number: _Number) -> bool:
         """Take ``10_epochs`` and ``5000_steps`` if there is no better epoch or step."""
         if not number.is_whole:
             return False
-        if self.epoch is None and patterns.EPOCH_BEHIND.match(self.name, number.end, self.end):
+        if self.epoch is None and patterns.EPOCH_AFTER.match(self.name, number.end, self.end):
             return self._take_epoch(number)
-        if self.step is None and patterns.STEP_BEHIND.match(self.name, number.end, self.end):
+        if self.step is None and patterns.STEP_AFTER.match(self.name, number.end, self.end):
             return self._take_step(number)
         return False
 
@@ -352,7 +354,7 @@ class _Reading:
         before = self._before(number.start)
         is_apart = is_thousands or not self.name[number.end : number.end + 1].isalpha()
         is_token = patterns.TOKEN_BEFORE.search(before) and is_apart
-        is_part = patterns.SIBLING.search(before) or patterns.STATES_BEHIND.match(
+        is_part = patterns.SIBLING.search(before) or patterns.STATES_AFTER.match(
             self.name, number.end, self.end
         )
         return (number.is_whole or is_thousands) and bool(is_token) and not is_part
@@ -420,7 +422,7 @@ _QUALIFIER = re.compile(
     r"val|valid|validation|eval|test|train|training|dev|macro|micro|mean|avg|weighted|balanced|top[15]",
     FLAGS,
 )
-_BEHIND = re.compile(rf"{_QUALIFIER.pattern}|epoch|step|at|k", FLAGS)
+_AFTER = re.compile(rf"{_QUALIFIER.pattern}|epoch|step|at|k", FLAGS)
 """The same after a metric, where Lightning adds the period of the mean."""
 
 _OF_CHECKPOINTS = re.compile(
@@ -428,7 +430,7 @@ _OF_CHECKPOINTS = re.compile(
 )
 """Words before a metric's that name the checkpoint."""
 
-_TELLS_CHECKPOINTS_APART = re.compile(
+_DISTINGUISHING_WORD = re.compile(
     r"(?:k?fold|cv|split|seed|rank|run|trial|exp|experiment|v|ver|version|rev|shard|epoch|ep|step|iter|e|s)\d+",
     FLAGS,
 )
@@ -443,7 +445,7 @@ _CUTOFF = re.compile(r"@?\d+(?:\.\d+)?k?$", FLAGS)
 """The cutoff at the end of a word: ``recall@10``, ``fid50k``."""
 
 _LAST_WORD = re.compile(
-    rf"(?:{_METRIC.pattern}|{_PART_OF_LOSS.pattern}|{_BEHIND.pattern}|.*[@\d])[\d.]*k?", FLAGS
+    rf"(?:{_METRIC.pattern}|{_PART_OF_LOSS.pattern}|{_AFTER.pattern}|.*[@\d])[\d.]*k?", FLAGS
 )
 """Possible last words before a value: a quick test for most names."""
 _SPACE = re.compile(r"--|__|[^a-z0-9_\-/@.]|(?<!\d)\.|\.(?!\d)", FLAGS)
@@ -454,31 +456,21 @@ MEAN_OF_METRIC = re.compile(rf"[a-z0-9]_(?:epoch|step){SEPARATOR}$", FLAGS)
 """Lightning's name of the mean over an epoch: ``train_loss_epoch``."""
 
 
-class MetricKey(NamedTuple):
-    """The key of a metric's value.
-
-    Attributes:
-        name: None if its start is unknown.
-        is_known: Whether it is the name of a known metric; else its position makes it one.
-    """
-
-    name: str | None
-    is_known: bool = True
-
-
 def metric_key(
     before: str,
     *,
-    behind: str = "",
+    after: str = "",
     follows_field: bool = False,
     is_decimal: bool = False,
     is_counted: bool = False,
-) -> MetricKey | None:
-    """Return the key of a metric, or None if the value isn't a metric's.
+) -> tuple[str | None, bool] | None:
+    """Return the name of a metric, None if its start is unknown, and whether it is a known metric's.
+
+    None if the value isn't a metric's. A metric of unknown name is one by its position.
 
     Args:
         before: Text before the value, from the end of the field before it.
-        behind: Text after the value.
+        after: Text after the value.
         follows_field: Whether a field ends at the start of ``before``.
         is_decimal: Whether the value isn't a whole number.
         is_counted: Whether an epoch or a step is before it: values assigned after these were measured there,
@@ -507,27 +499,27 @@ def metric_key(
     dash = max((at for at in range(1, len(parts), 2) if _is_dash(parts, at)), default=0)
     if dash and "_" in parts[dash:]:
         parts, is_decided = parts[dash + 1 :], True
-    elif not dash and "_" in parts and behind.startswith("-"):
+    elif not dash and "_" in parts and after.startswith("-"):
         is_decided = True  # it is "-" that separates the fields
     if _NUMBER.fullmatch(parts[-1]) and not (is_assigned or is_decimal):
         return None
     first = _start_of_metric(parts)
     if first is not None:
-        return MetricKey("".join(parts) if is_decided or first == 0 else None)
+        return ("".join(parts) if is_decided or first == 0 else None), True
     is_of_data = len(parts) == 1 and _SPLIT.fullmatch(parts[0])
     is_other = (
         follows_field and is_counted and not cut and parts[0] and not _SETTING.fullmatch("".join(parts))
     )
     if not (is_assigned and is_decimal and (is_of_data or is_other)):
         return None
-    return MetricKey("".join(parts), is_known=bool(is_of_data))
+    return "".join(parts), bool(is_of_data)
 
 
 def _first_word(parts: list[str]) -> int:
     """Return the index of the first word after the last number that is a field: ``model_3_``, ``fold1_``."""
     for at in range(len(parts) - 3, -1, -2):
         is_field = _NUMBER.fullmatch(parts[at]) and not (at and _AT.fullmatch(parts[at - 2]))
-        if is_field or _TELLS_CHECKPOINTS_APART.fullmatch(parts[at]):
+        if is_field or _DISTINGUISHING_WORD.fullmatch(parts[at]):
             return at + 4 if _COUNTED.fullmatch(parts[at + 2]) and at + 4 < len(parts) else at + 2
     return 0
 
@@ -544,7 +536,7 @@ def _start_of_metric(parts: list[str]) -> int | None:
     """
     last = len(parts) - 1
     while last > 0 and not _METRIC.fullmatch(parts[last]):
-        if not _BEHIND.fullmatch(parts[last]) and not _NUMBER.fullmatch(parts[last]):
+        if not _AFTER.fullmatch(parts[last]) and not _NUMBER.fullmatch(parts[last]):
             break
         last -= 2
     before = parts[last - 2] if last >= 2 else ""

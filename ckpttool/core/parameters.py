@@ -2,7 +2,7 @@
 
 A tensor may be stored as several: a sparse one as indices and values, a quantized one as integers and scales.
 The metadata describes such a tensor at its own path. Quantized layers store their weights as words of one
-tensor, with scales, zero points and indices in others; ``LAYOUTS`` has a row for each packing. The shapes of
+tensor, with scales, zero points and indices in others; ``PACKINGS`` has a row for each packing. The shapes of
 the others give the number of weights without the padding of the last word. Where they don't, the bits of a
 weight come from ``config.json`` or from the layer's policy in a Keras configuration.
 
@@ -107,10 +107,11 @@ def count_elements(
             if (size := _size_in(whole, place, tensor, counted)) is not None:
                 found.parameters[tensor.dtype.name] += size
         elif (contents := packed_weights.contents_of(tensor)) is not None:
-            if contents.parameters is None:
-                found.packed[contents.type] += tensor.size
+            type_, number = contents
+            if number is None:
+                found.packed[type_] += tensor.size
             else:
-                found.parameters[contents.type] += contents.parameters
+                found.parameters[type_] += number
         elif _is_buffer(tensor, names):
             found.buffers[tensor.dtype.name] += tensor.size
         else:
@@ -150,36 +151,30 @@ def _is_buffer(tensor: Tensor, names: set[str]) -> bool:
         return True
     if leaf == "scale" and f"{layer}.zero_point" in names:  # of the outputs of a quantized layer
         return True
-    beside = _REPARAMETRIZATION_BUFFER.fullmatch(name)
-    return beside is not None and f"{beside[1]}_orig" in names
+    buffer = _REPARAMETRIZATION_BUFFER.fullmatch(name)
+    return buffer is not None and f"{buffer[1]}_orig" in names
 
 
 # Packed weights -------------------------------------------------------------------------------------
 
 
-_TRAINED_BESIDE = re.compile("bias|lora_.+")
+_TRAINED = re.compile("bias|lora_.+")
+"""Names, in a quantized layer, of tensors that are trained."""
 _MOST_BITS = 8
 """Bits of the largest quantized weight."""
 _DEEPEST = 4
 """Maximum depth of a name below its layer, as in ``weight.quant_state.bitsandbytes__nf4``."""
 
 
-class Contents(NamedTuple):
-    """Type and number of the parameters in a tensor of a quantized layer; the number is None if unknown."""
-
-    type: str
-    parameters: int | None
-
-
 # Layouts --------------------------------------------------------------------------------------------
 
 
-class Layout(NamedTuple):
+class Packing(NamedTuple):
     """One way of packing weights into words.
 
     Attributes:
         words: Suffix of the name of the packed tensor.
-        beside: Suffix of the name of another tensor that the layer must have.
+        companion: Suffix of the name of another tensor that the layer must have.
         number: Counts the weights, given both tensors; returns None if their shapes don't fit. Without it,
             the configuration has the bits of a weight.
         any_type: Whether words may have a type that plain weights have.
@@ -187,7 +182,7 @@ class Layout(NamedTuple):
     """
 
     words: str
-    beside: str = ""
+    companion: str = ""
     number: Callable[[Tensor, Tensor], int | None] | None = None
     any_type: bool = False
     is_dense: bool = False
@@ -199,10 +194,10 @@ def _along(axis: int, other: int) -> Callable[[Tensor, Tensor], int | None]:
     # the padding of the last word. It is plausible only if the words have room for that number: either dense
     # (3 bits across word borders), or with ``each`` weights per word and the last word partly used.
 
-    def number(words: Tensor, beside: Tensor) -> int | None:
-        if words.dtype.kind != "integer" or not words.size or len(words.shape) < 2 or not beside.shape:
+    def number(words: Tensor, companion: Tensor) -> int | None:
+        if words.dtype.kind != "integer" or not words.size or len(words.shape) < 2 or not companion.shape:
             return None
-        stored, length = words.shape[axis], beside.shape[other]
+        stored, length = words.shape[axis], companion.shape[other]
         each = -(-length // stored)
         fits = length and (stored * words.dtype.bits % length == 0 or -(-length // each) == stored)
         found = words.size // stored * length
@@ -217,7 +212,7 @@ def _bits_of_each(words: Tensor, number: int) -> int:
     return total // number if total % number == 0 else words.dtype.bits // -(-number // words.size)
 
 
-def _four_bits(words: Tensor, beside: Tensor) -> int | None:
+def _four_bits(words: Tensor, companion: Tensor) -> int | None:
     return words.size * words.dtype.bits // 4
 
 
@@ -232,28 +227,28 @@ def _decoded(codes: Tensor, codebooks: Tensor) -> int | None:
     return math.prod(codes.shape[:2]) * math.prod(codebooks.shape[2:])
 
 
-LAYOUTS = (
-    Layout(".qweight", ".g_idx", _along(0, 0)),  # GPTQ
-    Layout(".qweight", ".scales", _along(-1, -1)),  # AWQ
-    Layout(".qweight", is_dense=True),
-    Layout(".weight_packed"),  # compressed-tensors
-    Layout(".weight", ".weight.absmax", _four_bits, any_type=True),  # bitsandbytes
-    Layout(".weight", is_dense=True),  # MLX, and whatever has 8 bits
-    Layout("_blocks", "_scales", _blocks),  # MXFP4 in Transformers
-    Layout(".blocks", ".scales", _blocks),  # MXFP4 of OpenAI
-    Layout(".W_q", ".scale", _along(0, 0), any_type=True),  # HQQ
-    Layout(".W_q", ".scale", any_type=True),
-    Layout(".weight._data._data", ".weight._scale", _along(0, 0)),  # Quanto
-    Layout(".weight._data._data", ".weight._scale"),
-    Layout(".weight._data", ".weight._scale"),
-    Layout(".codes", ".codebooks", _decoded),  # AQLM
-    Layout(".kernel", ".kernel_scale", _along(-1, -1)),  # Keras
-    Layout(".kernel", ".kernel_scale", _along(0, 0)),
-    Layout(".kernel", ".kernel_scale"),
-    Layout(".embeddings", ".g_idx", _along(-1, 0)),
-    Layout(".embeddings", ".embeddings_scale"),
-    Layout(".reverse_embeddings", ".g_idx", _along(0, 0)),
-    Layout(".reverse_embeddings", ".reverse_embeddings_scale"),
+PACKINGS = (
+    Packing(".qweight", ".g_idx", _along(0, 0)),  # GPTQ
+    Packing(".qweight", ".scales", _along(-1, -1)),  # AWQ
+    Packing(".qweight", is_dense=True),
+    Packing(".weight_packed"),  # compressed-tensors
+    Packing(".weight", ".weight.absmax", _four_bits, any_type=True),  # bitsandbytes
+    Packing(".weight", is_dense=True),  # MLX, and whatever has 8 bits
+    Packing("_blocks", "_scales", _blocks),  # MXFP4 in Transformers
+    Packing(".blocks", ".scales", _blocks),  # MXFP4 of OpenAI
+    Packing(".W_q", ".scale", _along(0, 0), any_type=True),  # HQQ
+    Packing(".W_q", ".scale", any_type=True),
+    Packing(".weight._data._data", ".weight._scale", _along(0, 0)),  # Quanto
+    Packing(".weight._data._data", ".weight._scale"),
+    Packing(".weight._data", ".weight._scale"),
+    Packing(".codes", ".codebooks", _decoded),  # AQLM
+    Packing(".kernel", ".kernel_scale", _along(-1, -1)),  # Keras
+    Packing(".kernel", ".kernel_scale", _along(0, 0)),
+    Packing(".kernel", ".kernel_scale"),
+    Packing(".embeddings", ".g_idx", _along(-1, 0)),
+    Packing(".embeddings", ".embeddings_scale"),
+    Packing(".reverse_embeddings", ".g_idx", _along(0, 0)),
+    Packing(".reverse_embeddings", ".reverse_embeddings_scale"),
 )
 
 _NUMBER = re.compile("/vars/([0-9]+)$")
@@ -288,7 +283,7 @@ _NUMBERED_BY_ROW = {
 # Layers ---------------------------------------------------------------------------------------------
 
 
-_ENDS = tuple({layout.words for layout in LAYOUTS})
+_ENDS = tuple({packing.words for packing in PACKINGS})
 
 
 class PackedWeights:
@@ -302,61 +297,64 @@ class PackedWeights:
         known = dict(_keras_names(weights))
         self._names = {tensor.name: f".{known.get(tensor.name, tensor.name)}" for tensor in weights}
         self._tensors = {self._names[tensor.name]: tensor for tensor in weights}
-        self._layouts = {
-            name: layouts
+        self._packings = {
+            name: packings
             for name, tensor in self._tensors.items()
-            if name.endswith(_ENDS) and (layouts := [*self._layouts_of(name, tensor)])
+            if name.endswith(_ENDS) and (packings := [*self._packings_of(name, tensor)])
         }
         self._starts = {
-            _layer_of(name, layouts) + layouts[0].words[0]: layouts[0].words[1:].partition(".")[0] + "."
-            for name, layouts in self._layouts.items()
+            _layer_of(name, packings) + packings[0].words[0]: packings[0].words[1:].partition(".")[0] + "."
+            for name, packings in self._packings.items()
         }
-        self._beside = {name: start for name in self._tensors if (start := self._start_of(name))}
-        self._starts_beside = {*self._beside.values()}
+        self._companions = {name: start for name in self._tensors if (start := self._start_of(name))}
+        self._starts_with_companions = {*self._companions.values()}
 
-    def contents_of(self, tensor: Tensor) -> Contents | None:
-        """Return type and number of the parameters in a tensor of a quantized layer; None for others."""
+    def contents_of(self, tensor: Tensor) -> tuple[str, int | None] | None:
+        """Return type and number of the parameters in a tensor of a quantized layer; None for others.
+
+        The number is None if unknown.
+        """
         name = self._names[tensor.name]
-        if (layouts := self._layouts.get(name)) is None:
-            return Contents(tensor.dtype.name, 0) if name in self._beside else None
-        layer = _layer_of(name, layouts)
+        if (packings := self._packings.get(name)) is None:
+            return (tensor.dtype.name, 0) if name in self._companions else None
+        layer = _layer_of(name, packings)
         bits = self._bits_in(layer)
         holds_several = bits > 0 and tensor.dtype.bits // bits > 1
-        for layout in layouts:
-            number = self._number(layout, layer, tensor)
+        for packing in packings:
+            number = self._number(packing, layer, tensor)
             # A scale for each word proves nothing where words are known to hold several weights.
             if number is not None and (number != tensor.size or not holds_several):
                 each = _bits_of_each(tensor, number)
                 is_packed = number > tensor.size and each
-                return Contents(f"{each}-bit" if is_packed else tensor.dtype.name, number)
+                return f"{each}-bit" if is_packed else tensor.dtype.name, number
         if holds_several and tensor.dtype.kind == "integer":
             total, each = tensor.size * tensor.dtype.bits, tensor.dtype.bits // bits
-            return Contents(f"{bits}-bit", total // bits if layouts[-1].is_dense else tensor.size * each)
-        is_alone = layer + layouts[0].words[0] not in self._starts_beside
+            return f"{bits}-bit", total // bits if packings[-1].is_dense else tensor.size * each
+        is_alone = layer + packings[0].words[0] not in self._starts_with_companions
         is_whole = tensor.dtype.name == "int8" or _is_small_float(tensor) or (bits > 0 and not holds_several)
-        return Contents(tensor.dtype.name, tensor.size if is_alone or is_whole else None)
+        return tensor.dtype.name, tensor.size if is_alone or is_whole else None
 
-    def _layouts_of(self, name: str, tensor: Tensor) -> Iterator[Layout]:
-        """Yield the layouts that fit a tensor as packed words."""
-        for layout in LAYOUTS:
-            if not name.endswith(layout.words):
+    def _packings_of(self, name: str, tensor: Tensor) -> Iterator[Packing]:
+        """Yield the packings that fit a tensor as packed words."""
+        for packing in PACKINGS:
+            if not name.endswith(packing.words):
                 continue
-            layer = name.removesuffix(layout.words)
-            is_possible = layout.any_type or _is_small_float(tensor) or tensor.dtype.kind == "integer"
-            has_beside = not layout.beside or layer + layout.beside in self._tensors
-            if is_possible and has_beside and (not layout.number or self._number(layout, layer, tensor)):
-                yield layout
+            layer = name.removesuffix(packing.words)
+            is_possible = packing.any_type or _is_small_float(tensor) or tensor.dtype.kind == "integer"
+            has_companion = not packing.companion or layer + packing.companion in self._tensors
+            if is_possible and has_companion and (not packing.number or self._number(packing, layer, tensor)):
+                yield packing
 
-    def _number(self, layout: Layout, layer: str, words: Tensor) -> int | None:
-        return layout.number(words, self._tensors[layer + layout.beside]) if layout.number else None
+    def _number(self, packing: Packing, layer: str, words: Tensor) -> int | None:
+        return packing.number(words, self._tensors[layer + packing.companion]) if packing.number else None
 
     def _start_of(self, name: str) -> str | None:
         """Return the name prefix of the quantized layer to which a scale, zero point or index belongs."""
         for start in _starts(name) if self._starts else ():
             if (inner := self._starts.get(start)) is not None:
                 rest = name.removeprefix(start)
-                is_beside = rest.startswith(inner) or "." not in rest
-                if is_beside and name not in self._layouts and not _TRAINED_BESIDE.fullmatch(rest):
+                is_companion = rest.startswith(inner) or "." not in rest
+                if is_companion and name not in self._packings and not _TRAINED.fullmatch(rest):
                     return start
         return None
 
@@ -374,8 +372,8 @@ def _is_small_float(tensor: Tensor) -> bool:
     return tensor.dtype.kind == "float" and tensor.dtype.bits <= _MOST_BITS
 
 
-def _layer_of(name: str, layouts: Sequence[Layout]) -> str:
-    return name.removesuffix(layouts[0].words)
+def _layer_of(name: str, packings: Sequence[Packing]) -> str:
+    return name.removesuffix(packings[0].words)
 
 
 def _starts(name: str) -> Iterator[str]:

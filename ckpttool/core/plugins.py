@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ckpttool.core.errors import Unsupported
 
 if TYPE_CHECKING:
-    from importlib.metadata import Distribution, EntryPoint
+    from importlib.metadata import EntryPoint
 
 
 @cache
@@ -65,7 +65,13 @@ def install_command(extra: str) -> str:
 
     package = distribution("ckpttool")
     source = _source(json.loads(package.read_text("direct_url.json") or "{}"), extra)
-    return f"pip install {source or _packages(package, extra)}"
+    if source is not None:
+        return f"pip install {source}"
+    requirements = [line.partition(";") for line in package.requires or ()]
+    names = (
+        _NAME.match(name) for name, _, marker in requirements if re.search(rf"['\"]{extra}['\"]", marker)
+    )
+    return f"pip install {' '.join(dict.fromkeys(match[0] for match in names if match))}"
 
 
 def _source(origin: Mapping[str, Any], extra: str) -> str | None:
@@ -86,11 +92,3 @@ def _source(origin: Mapping[str, Any], extra: str) -> str | None:
     if url and (directory := origin.get("subdirectory")):
         url += f"#subdirectory={directory}"
     return shlex.quote(f"ckpttool[{extra}] @ {url}") if url else None
-
-
-def _packages(package: Distribution, extra: str) -> str:
-    requirements = [line.partition(";") for line in package.requires or ()]
-    names = (
-        _NAME.match(name) for name, _, marker in requirements if re.search(rf"['\"]{extra}['\"]", marker)
-    )
-    return " ".join(dict.fromkeys(match[0] for match in names if match))

@@ -98,7 +98,12 @@ def document_of(
             ``entry.path``, may be None.
         optional: Further keys, omitted if their value is None or empty.
     """
-    document = {key: _plain_at(record, key, names) for key in keys or _keys_of_fields(record, names)}
+    if not keys:
+        own: Any = record
+        attributes = [one.name for one in fields(own)] if is_dataclass(own) else own._fields
+        key_of = {**_KEYS, **{attribute: key for key, attribute in names.items()}}
+        keys = tuple(key_of.get(attribute, attribute) for attribute in attributes)
+    document = {key: _plain_at(record, key, names) for key in keys}
     for key in optional:
         value = _plain_at(record, key, names)
         if value not in (None, [], {}):
@@ -123,12 +128,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, date):
         return value.isoformat()
     return document_of(value) if _is_record(value) else value
-
-
-def _keys_of_fields(record: Any, names: Mapping[str, str]) -> list[str]:
-    fields_ = [one.name for one in fields(record)] if is_dataclass(record) else record._fields
-    keys = {**_KEYS, **{attribute: key for key, attribute in names.items()}}
-    return [keys.get(name, name) for name in fields_]
 
 
 def _plain_at(record: Any, key: str, names: Mapping[str, str]) -> Any:

@@ -297,7 +297,7 @@ A model may have a module ``optimizer``, too, which is why the next part of the 
 Source: NVIDIA/Megatron-LM ``megatron/core/optimizer/distrib_optimizer.py``, ``optimizer.py``
 (``ChainedOptimizer.sharded_state_dict``).
 """
-MACHINERY = re.compile(
+TRAINING_OBJECTS = re.compile(
     r"sched|scaler|^amp|rng|random|callback|^loops$|history|sampler|early_stop", re.IGNORECASE
 )
 """Keys of training objects other than model and optimizer."""
@@ -323,7 +323,7 @@ _MEASURED = re.compile(
     r"loss|metric|epoch|(^|_)best|accuracy|(^|_)acc$|(^|_)lr$|learning_rate|seed|score", re.IGNORECASE
 )
 _OF_LOSSES = re.compile(r"loss|metric", re.IGNORECASE)
-MOST_READ = 512
+SEARCHED_CHARACTERS = 512
 """Characters of a key that are searched for words; each takes a microsecond."""
 
 
@@ -344,12 +344,12 @@ def role_below(keys: Path) -> Role | None:
     for key in keys:
         if not isinstance(key, str):
             continue
-        key = key[:MOST_READ]
+        key = key[:SEARCHED_CHARACTERS]
         if AVERAGE.search(key):
             return Role.OTHER
         if OPTIMIZER.search(key):
             return Role.OPTIMIZER
-        if MACHINERY.search(key):
+        if TRAINING_OBJECTS.search(key):
             return Role.TRAINING
         if WHOLE_WEIGHTS.search(key) and not _WHOLE_STATE.search(key):
             return Role.WEIGHTS
@@ -365,30 +365,30 @@ def role_of_module(keys: Path) -> Role:
     for key in keys:
         if not isinstance(key, str):
             continue
-        key = key[:MOST_READ]
+        key = key[:SEARCHED_CHARACTERS]
         if AVERAGE.search(key):
             return Role.OTHER
         if OPTIMIZER.search(key):
             return Role.OPTIMIZER
-        if MACHINERY.search(key) or _OF_LOSSES.search(key):
+        if TRAINING_OBJECTS.search(key) or _OF_LOSSES.search(key):
             return Role.TRAINING
         if WHOLE_WEIGHTS.search(key):
             break
     return Role.WEIGHTS
 
 
-def is_beside_weights(key: str) -> bool:
+def is_training_key(key: str) -> bool:
     """Return whether a key next to those of a model's tensors belongs to something else."""
-    return any(keys.search(key) for keys in (OPTIMIZER, MACHINERY, _MEASURED, _WHOLE_STATE))
+    return any(keys.search(key) for keys in (OPTIMIZER, TRAINING_OBJECTS, _MEASURED, _WHOLE_STATE))
 
 
 def _role_at_top(path: Path) -> Role | None:
     key = path[0] if path else None
     if not isinstance(key, str):
         return None
-    key = key[:MOST_READ]
+    key = key[:SEARCHED_CHARACTERS]
     if OPTIMIZER.search(key):
         return Role.OPTIMIZER
-    if (MACHINERY.search(key) or _TRAINING.search(key)) and "." not in key:
+    if (TRAINING_OBJECTS.search(key) or _TRAINING.search(key)) and "." not in key:
         return Role.TRAINING
     return Role.WEIGHTS if _WEIGHTS.search(key) else None

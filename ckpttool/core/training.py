@@ -18,7 +18,7 @@ from typing import Any
 
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.naming import parse_name
-from ckpttool.core.tensor import AVERAGE, MACHINERY, OPTIMIZER, Path
+from ckpttool.core.tensor import AVERAGE, OPTIMIZER, TRAINING_OBJECTS, Path
 
 Scalar = Callable[[], float | int | None]
 """Function that reads a scalar tensor."""
@@ -84,7 +84,7 @@ _COUNTS = frozenset({"epoch", "step", "global_step", "iteration", "iter"})
 
 
 @dataclass(slots=True)
-class _Answers:
+class _FoundValues:
     """Values found so far, with their origins; the first for each field is kept."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -111,23 +111,23 @@ def training_state(
         scalars: Readers of its scalar tensors, by path.
         name: The name of its file or directory.
     """
-    answers = _Answers()
+    found = _FoundValues()
     scalars = scalars or {}
     for prefix, level in _levels(metadata, scalars):
-        _add_from_keys(answers, prefix, level, scalars)
-    _add_from_lightning(answers, metadata, scalars, name)
-    _add_from_param_groups(answers, metadata)
+        _add_from_keys(found, prefix, level, scalars)
+    _add_from_lightning(found, metadata, scalars, name)
+    _add_from_param_groups(found, metadata)
     # The initial learning rate, if no current one is known.
-    settings, origin = answers.values.get("hyper_parameters", {}), answers.origin.get("hyper_parameters")
+    settings, origin = found.values.get("hyper_parameters", {}), found.origin.get("hyper_parameters")
     for rate in _RATE:
-        answers.add("learning_rate", _number(settings.get(rate)), f"{origin}.{rate}")
-    _add_from_only_step(answers, scalars)
-    _add_from_name(answers, name)
+        found.add("learning_rate", _number(settings.get(rate)), f"{origin}.{rate}")
+    _add_from_only_step(found, scalars)
+    _add_from_name(found, name)
     # If the training loss is not recorded, another one; the origin says which.
     for metric in _OTHER_LOSSES:
-        if metric in answers.metrics:
-            answers.add("loss", answers.metrics[metric], answers.origin[f"metrics.{metric}"])
-    return TrainingState(metrics=answers.metrics, origin=answers.origin, **answers.values)
+        if metric in found.metrics:
+            found.add("loss", found.metrics[metric], found.origin[f"metrics.{metric}"])
+    return TrainingState(metrics=found.metrics, origin=found.origin, **found.values)
 
 
 def is_metric(key: object) -> bool:
@@ -140,7 +140,7 @@ def is_training_scalar(key: str | int) -> bool:
     return key in (*_EPOCH, *_STEP, *_LOSS, *_RATE)
 
 
-def is_told_by(state: TrainingState, tensors: Collection[str]) -> bool:
+def depends_only_on(state: TrainingState, tensors: Collection[str]) -> bool:
     """Return whether the training state of a file with these tensors alone is the same, whatever its name."""
     places = {f"tensor {name}" for name in tensors}
     origins = ((state.origin_of(name).kind, where) for name, where in state.origin.items())
@@ -176,7 +176,7 @@ def _nested(
 
 
 def _add_from_keys(
-    answers: _Answers, prefix: str, level: Mapping[str, Any], scalars: Mapping[Path, Scalar]
+    found: _FoundValues, prefix: str, level: Mapping[str, Any], scalars: Mapping[Path, Scalar]
 ) -> None:
     tensors = {
         ".".join(map(str, path)): read for path, read in scalars.items() if len(path) == prefix.count(".") + 1
@@ -191,42 +191,42 @@ def _add_from_keys(
                 yield f"tensor {key}", tensors[key]()
 
     for origin, value in values(_EPOCH):
-        answers.add("epoch", _count(_number(value)), origin)
+        found.add("epoch", _count(_number(value)), origin)
     for origin, value in values(_STEP):
-        answers.add("step", _count(_integer(value)), origin)
+        found.add("step", _count(_integer(value)), origin)
     for origin, value in values(_LOSS):
         if isinstance(value, list) and value:
             value, origin = value[-1], f"{origin}[-1]"
-        answers.add("loss", _number(value), origin)
+        found.add("loss", _number(value), origin)
     for origin, value in values(_RATE):
-        answers.add("learning_rate", _number(value), origin)
+        found.add("learning_rate", _number(value), origin)
     for origin, value in values(_SEED):
-        answers.add("seed", _integer(value), origin)
+        found.add("seed", _integer(value), origin)
     for origin, value in values(_WHEN):
-        answers.add("saved_at", value if isinstance(value, str) else None, origin)
-    _add_hyper_parameters(answers, prefix, level)
-    _add_metrics(answers, prefix, level, scalars)
+        found.add("saved_at", value if isinstance(value, str) else None, origin)
+    _add_hyper_parameters(found, prefix, level)
+    _add_metrics(found, prefix, level, scalars)
 
 
-def _add_hyper_parameters(answers: _Answers, prefix: str, level: Mapping[str, Any]) -> None:
+def _add_hyper_parameters(found: _FoundValues, prefix: str, level: Mapping[str, Any]) -> None:
     for name in _HYPER:
         settings = level.get(name)
         if isinstance(settings, Mapping) and settings:
             plain = {key: value for key, value in settings.items() if key != "<class>"}
-            answers.add("hyper_parameters", plain, f"key {prefix}{name}")
+            found.add("hyper_parameters", plain, f"key {prefix}{name}")
             for seed in _SEED:
-                answers.add("seed", _integer(settings.get(seed)), f"key {prefix}{name}.{seed}")
+                found.add("seed", _integer(settings.get(seed)), f"key {prefix}{name}.{seed}")
 
 
 def _add_metrics(
-    answers: _Answers, prefix: str, level: Mapping[str, Any], scalars: Mapping[Path, Scalar]
+    found: _FoundValues, prefix: str, level: Mapping[str, Any], scalars: Mapping[Path, Scalar]
 ) -> None:
     for metric, value, origin in chain(_metrics_in(prefix, level), _tensor_metrics_in(prefix, scalars)):
         number = _number(value)
         if number is not None and metric not in _LOSS:
-            answers.add_metric(metric, number, origin)
+            found.add_metric(metric, number, origin)
             if metric.startswith("best"):
-                answers.add("best", number, origin)
+                found.add("best", number, origin)
 
 
 def _metrics_in(prefix: str, level: Mapping[str, Any]) -> Iterator[tuple[str, object, str]]:
@@ -288,7 +288,7 @@ def _metric_in_group(group: str, name: str) -> str:
 
 
 def _add_from_lightning(
-    answers: _Answers, metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar], name: str
+    found: _FoundValues, metadata: Mapping[str, Any], scalars: Mapping[Path, Scalar], name: str
 ) -> None:
     """Add values from the states of Lightning's ModelCheckpoint callbacks."""
     callbacks, origin = metadata.get("callbacks"), "callback ModelCheckpoint"
@@ -300,11 +300,11 @@ def _add_from_lightning(
     for key in states:
         best = scalars.get(("callbacks", key, "best_model_score"))
         if best is not None:
-            answers.add("best", _number(best()), origin)
-    position = answers.values.get("epoch"), answers.values.get("step")
+            found.add("best", _number(best()), origin)
+    position = found.values.get("epoch"), found.values.get("step")
     for monitor, score in _lightning_scores(states, scalars, name, *position):
         if (number := _number(score)) is not None:
-            answers.add_metric(monitor, number, origin)
+            found.add_metric(monitor, number, origin)
 
 
 def _lightning_scores(
@@ -370,7 +370,7 @@ def _contradicts(scores: Mapping[str, Scalar], epoch: float | None, step: int | 
 # Other places ---------------------------------------------------------------------------------------
 
 
-def _add_from_param_groups(answers: _Answers, metadata: Mapping[str, Any]) -> None:
+def _add_from_param_groups(found: _FoundValues, metadata: Mapping[str, Any]) -> None:
     """Add the learning rate of the first parameter group of the first optimizer."""
     for key, value in [("", metadata), *metadata.items()]:
         if key and not OPTIMIZER.search(str(key)):
@@ -381,15 +381,15 @@ def _add_from_param_groups(answers: _Answers, metadata: Mapping[str, Any]) -> No
             if isinstance(groups, list) and groups and isinstance(groups[0], Mapping):
                 path = f"{key}.{index}" if isinstance(value, list) else key
                 origin = f"key {f'{path}.param_groups[0].lr'.lstrip('.')}"
-                answers.add("learning_rate", _number(groups[0].get("lr")), origin)
+                found.add("learning_rate", _number(groups[0].get("lr")), origin)
 
 
-def _add_from_only_step(answers: _Answers, scalars: Mapping[Path, Scalar]) -> None:
+def _add_from_only_step(found: _FoundValues, scalars: Mapping[Path, Scalar]) -> None:
     """Add the step from a tensor at any depth, if only one has that name.
 
     Plain numbers are not searched at any depth, since settings have steps with other meanings.
     """
-    counters = (OPTIMIZER, MACHINERY, AVERAGE)  # they count their own steps
+    counters = (OPTIMIZER, TRAINING_OBJECTS, AVERAGE)  # they count their own steps
     for name in ("global_step", "step"):
         paths = [
             path
@@ -400,21 +400,21 @@ def _add_from_only_step(answers: _Answers, scalars: Mapping[Path, Scalar]) -> No
         ]
         if len(paths) == 1:
             origin = f"tensor {'.'.join(map(str, paths[0]))}"
-            answers.add("step", _count(_integer(scalars[paths[0]]())), origin)
+            found.add("step", _count(_integer(scalars[paths[0]]())), origin)
 
 
-def _add_from_name(answers: _Answers, name: str) -> None:
+def _add_from_name(found: _FoundValues, name: str) -> None:
     fields = parse_name(name)
     origin = f"name {name}"
-    answers.add("epoch", fields.epoch, origin)
-    answers.add("step", fields.step, origin)
-    answers.add("saved_at", fields.saved_at, origin)
+    found.add("epoch", fields.epoch, origin)
+    found.add("step", fields.step, origin)
+    found.add("saved_at", fields.saved_at, origin)
     for metric, value in fields.metrics.items():
         if metric == "loss":
-            answers.add("loss", value, origin)
-        elif metric not in answers.metrics:
-            answers.metrics[metric] = value
-            answers.origin[f"metrics.{metric}"] = origin
+            found.add("loss", value, origin)
+        elif metric not in found.metrics:
+            found.metrics[metric] = value
+            found.origin[f"metrics.{metric}"] = origin
 
 
 # Numbers --------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-def reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+def strided_length(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Return the number of stored elements from the first to the last one; 0 for an empty shape."""
     if 0 in shape:
         return 0

@@ -93,7 +93,7 @@ class Opening:
             "safety": tuple(dict.fromkeys((*self.safety, *parts.get("safety", ())))),
             "judged": self.judged.union(parts.get("judged", ())),
         }
-        return Checkpoint(**found) if base is None else base.but(**found)
+        return Checkpoint(**found) if base is None else base.replace(**found)
 
 
 def open_with(
@@ -156,7 +156,7 @@ def open_unit(format: Format, unit: Unit, *, allows_losses: bool = False) -> Che
 
 def _with_config(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with the configuration next to its files, which is read at its first use."""
-    return checkpoint.but(config=partial(hub_config, checkpoint.files))
+    return checkpoint.replace(config=partial(hub_config, checkpoint.files))
 
 
 COPYING = ".ckpttool-copying"

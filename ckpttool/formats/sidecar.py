@@ -66,7 +66,7 @@ def apply_sidecar(checkpoint: Checkpoint, document: bytes | str, where: str) -> 
     except (ValueError, TypeError) as failure:
         reason = str(failure)
     finding = warning("content-entry", f"the entry {ENTRY} is not used: {reason}", where)
-    return checkpoint.but(findings=(*checkpoint.findings, finding))
+    return checkpoint.replace(findings=(*checkpoint.findings, finding))
 
 
 def apply_sidecar_record(checkpoint: Checkpoint, archive: Archive, member: Member | None) -> Checkpoint:
@@ -147,7 +147,7 @@ def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint
     training = content.get("training", {})
     check_training(training)
     name = checkpoint.path.replace("\\", "/").rpartition("/")[2]
-    return checkpoint.but(
+    return checkpoint.replace(
         tensors=tensors,
         metadata=lambda: metadata,
         training=lambda: merge_training(training_of(metadata, tensors, name), training),

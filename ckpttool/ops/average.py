@@ -177,7 +177,7 @@ def open_average(paths: Sequence[str | os.PathLike[str]], shares: Sequence[float
                     shares_with=tensor.shares_with,
                 )
         base = checkpoints[-1]
-        checkpoint = base.but(
+        checkpoint = base.replace(
             tensors=tuple(averages.get(tensor.name, tensor) for tensor in base.tensors),
             tree=lambda: None,
             files=tuple(dict.fromkeys(chain.from_iterable(one.files for one in checkpoints))),

@@ -41,7 +41,7 @@ from ckpttool.ops.scan_findings import (
     checksum_findings,
     covered_by_checksums,
     loss_findings,
-    place_of,
+    range_of,
     special_findings,
     unread_findings,
     unread_values,
@@ -52,7 +52,7 @@ from ckpttool.ops.verdict import (
     CHECKS,
     COPY,
     COPY_UNPROVEN,
-    NOT_ASKED_FOR,
+    NOT_REQUESTED,
     NOTHING_CHECKED,
     OPTIONAL,
     Check,
@@ -60,7 +60,7 @@ from ckpttool.ops.verdict import (
     Status,
     Verification,
     asks_for_manifest,
-    fatal,
+    failing_severities,
     safety_of,
 )
 from ckpttool.storage import fs
@@ -348,7 +348,7 @@ class Verifier:
         runs = (self._structure, self._checksum, self._values, self._safety, self._manifest)
         compares = self._has_manifest or asks_for_manifest(self._only)
         checks = tuple(
-            run() if name in self._only else Check(name, Status.SKIPPED, NOT_ASKED_FOR)
+            run() if name in self._only else Check(name, Status.SKIPPED, NOT_REQUESTED)
             for name, run in zip(CHECKS, runs, strict=True)
             if name != OPTIONAL or compares
         )
@@ -371,7 +371,7 @@ class Verifier:
         found = tuple(finding._replace(check=name) for finding in findings)
         self._findings.extend(found)
         unfailed = Check(name, Status.PARTIAL if is_partial else Status.PASSED, detail)
-        failures = sum(finding.severity in fatal(strict=self._strict) for finding in found)
+        failures = sum(finding.severity in failing_severities(strict=self._strict) for finding in found)
         if failures:
             return Check(
                 name, Status.FAILED, f"{counted(failures, 'finding')} in {detail}", unfailed=unfailed
@@ -412,9 +412,9 @@ class Verifier:
         # A span without suspicious words proves tensors that are exactly that span, in the same type: in
         # another type, the same bytes have other values. Spans that couldn't be read have an error already.
         clean = {
-            place_of(s.span): s.span.dtype for s in self._scanned if not s.is_suspicious and s.failure is None
+            range_of(s.span): s.span.dtype for s in self._scanned if not s.is_suspicious and s.failure is None
         }
-        broken = {place_of(s.span) for s in self._scanned if s.failure is not None}
+        broken = {range_of(s.span) for s in self._scanned if s.failure is not None}
         doubtful = []
         for tensor in tensors:
             places = [(one.file, one.offset, one.nbytes) for one in storages_of(tensor)]
@@ -438,7 +438,7 @@ class Verifier:
     def _repeated_element(self) -> Element:
         """Return the function that looks up a constant tensor's element in the results of the pass."""
         known = {
-            place_of(one.span): (one.span.dtype, one.element)
+            range_of(one.span): (one.span.dtype, one.element)
             for one in self._scanned
             if one.element is not None
         }

@@ -16,7 +16,7 @@ from ckpttool.core.errors import DamagedCheckpoint, UsageError
 from ckpttool.core.report import Finding, Problem, Severity
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
-from ckpttool.core.values import Strided, reach
+from ckpttool.core.values import Strided, strided_length
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.interface import SIDECARS
@@ -175,10 +175,12 @@ def plan_conversion(
     dropped = [*conversion_losses(checkpoint, content)]
     if dropped and options.strict:
         first = dropped[0]
-        raise UsageError(f"{first.path} can't be preserved: {first.why}{more(len(dropped), 1)} (--strict)")
+        raise UsageError(
+            f"{first.path} can't be preserved: {first.why}{and_more(len(dropped), 1)} (--strict)"
+        )
     trust: list[str] = []
     if unsafe := writer.unsafe_globals(content, write_options):
-        shown = ", ".join(unsafe[:_NAMED]) + more(len(unsafe), _NAMED)
+        shown = ", ".join(unsafe[:_NAMED]) + and_more(len(unsafe), _NAMED)
         trust = [f"torch.load needs weights_only=False, or these safe globals: {shown}"]
         if options.strict:
             raise UsageError(f"{target}: {trust[0]} (--strict)")
@@ -209,7 +211,7 @@ def _bracket_notes(content: Content) -> Iterator[str]:
     counts = Counter(plain.values())
     names = [name for name, bare in plain.items() if name != bare and counts[bare] > 1]
     if names:
-        shown = ", ".join(names[:_SHOWN]) + more(len(names), _SHOWN)
+        shown = ", ".join(names[:_SHOWN]) + and_more(len(names), _SHOWN)
         yield f"brackets distinguish names that would be equal; no framework looks for these names: {shown}"
 
 
@@ -232,7 +234,7 @@ def _count_overlaps(views: Sequence[Tensor]) -> int:
         if view.extent is not None:
             start, nbytes = view.extent.offset, view.extent.nbytes
         elif isinstance(values := view.values, Strided):  # the bytes between, too
-            start, nbytes = values.offset, reach(values.shape, values.strides) * values.itemsize
+            start, nbytes = values.offset, strided_length(values.shape, values.strides) * values.itemsize
         elif view.storage is not None:
             start, nbytes = view.storage.offset, view.storage.nbytes
         reaches.append((start, start + nbytes, at))
@@ -305,11 +307,11 @@ def content_of(checkpoint: Checkpoint) -> Content:
     """Return the whole content of a checkpoint, unchanged."""
     twice = [name for name, times in Counter(one.name for one in checkpoint.tensors).items() if times > 1]
     if twice:
-        names = ", ".join(map(repr, twice[:_SHOWN])) + more(len(twice), _SHOWN)
+        names = ", ".join(map(repr, twice[:_SHOWN])) + and_more(len(twice), _SHOWN)
         raise UsageError(f"{checkpoint.path}: {counted(len(twice), 'duplicate tensor name')}: {names}")
     bare = [one.name for one in checkpoint.tensors if one.values is None]
     if bare:
-        raise UsageError(f"{checkpoint.path}[{bare[0]}]: it has no values{more(len(bare), 1)}")
+        raise UsageError(f"{checkpoint.path}[{bare[0]}]: it has no values{and_more(len(bare), 1)}")
     for one in checkpoint.tensors:
         if one.shard is not None and not one.shard.is_whole:
             found = f"{list(one.shape)} of {list(one.shard.shape)}: only one rank's part"
@@ -333,14 +335,14 @@ def require_holdable(content: Content, writer: Writer, options: WriteOptions) ->
         raise UsageError(f"{ENTRY}: this name is reserved (rename the tensor with --map)")
     strange = [tensor for tensor in content.tensors if tensor.dtype.name not in writer.dtypes]
     if strange:
-        names = ", ".join(tensor.name for tensor in strange[:_SHOWN]) + more(len(strange), _SHOWN)
+        names = ", ".join(tensor.name for tensor in strange[:_SHOWN]) + and_more(len(strange), _SHOWN)
         types = " or ".join(sorted({tensor.dtype.name for tensor in strange}))
         is_float = all(tensor.dtype.kind == "float" for tensor in strange)
         way = " (--dtype float32 converts them)" if is_float else ""
         raise UsageError(f"{writer.name} doesn't support {types}: {names}{way}")
     refusals = [*writer.refusals(content, options)]
     if refusals:
-        raise UsageError(f"{refusals[0]}{more(len(refusals), 1)}")
+        raise UsageError(f"{refusals[0]}{and_more(len(refusals), 1)}")
 
 
 # What stays behind ------------------------------------------------------------------------------------
@@ -374,6 +376,6 @@ def _is_of_variables(checkpoint: Checkpoint, key: str) -> bool:
     return not any(value and not str(value).startswith("<0 ") for value in chain.from_iterable(counts))
 
 
-def more(count: int, shown: int) -> str:
+def and_more(count: int, shown: int) -> str:
     """Return the number of items that aren't shown as text; empty if all are."""
     return f" (and {count - shown:,} more)" if count > shown else ""

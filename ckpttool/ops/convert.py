@@ -26,7 +26,7 @@ from ckpttool.formats.sidecar import training_document
 from ckpttool.formats.traits import traits_of
 from ckpttool.formats.writer import Content, Writer
 from ckpttool.ops.conversion import Converted, ConvertKeywords, ConvertOptions
-from ckpttool.ops.conversion_plan import ConversionPlan, SummedTensor, model_of, more, plan_conversion
+from ckpttool.ops.conversion_plan import ConversionPlan, SummedTensor, and_more, model_of, plan_conversion
 from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import target_error
 from ckpttool.storage import fs
@@ -39,7 +39,6 @@ from ckpttool.transaction.staged_output import StagedOutput
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_NONE = frozenset[str]()
 _READ_AT_ONCE = 1 << 12
 """Tensors that are read back at once, which limits the memory for their results."""
 
@@ -105,10 +104,9 @@ def _differing_tensors(
             spans.append((own, found, values))
     for at in range(0, len(spans), _READ_AT_ONCE):
         batch = []
-        for own, stands, values in spans[
-            at : at + _READ_AT_ONCE
-        ]:  # the bytes, with the checksum they should have
-            extent = stands.extent or Extent(values.source.path, values.offset, values.nbytes)
+        for own, found, values in spans[at : at + _READ_AT_ONCE]:
+            # The bytes of the target, with the checksum that they should have.
+            extent = found.extent or Extent(values.source.path, values.offset, values.nbytes)
             read = reader_from(values.source, values.offset)
             batch.append(Span(extent, own.tensor.name, read, own.elements_checksum, algorithm=own.algorithm))
         for one in scan(batch, jobs=jobs, values=False, advance=advance):
@@ -169,8 +167,11 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
         for tensor, other in pairs:
             if opened.layers.get(other.name) != content.layers.get(tensor.name):
                 yield f"the recorded layer type of {tensor.name} differs"
-    if content.tree is not None and not _trees_carry_the_same(content.tree, opened.tree):
-        yield "content other than tensors differs"
+    # Nodes may differ in what no writer carries (opaque ones), if all else is the same to the last bit.
+    if content.tree is not None and not trees_equal(content.tree, opened.tree):
+        own, written = (_tree_text(without_opaque(tree)) for tree in (content.tree, opened.tree))
+        if own != written:
+            yield "content other than tensors differs"
     metadata = {key: value for key, value in content.metadata.items() if not _is_of_files(key, content)}
     yield from _lost_entries("metadata", metadata, opened.metadata, writer.own_metadata)
     dropped = writer.dropped_native(content)
@@ -178,7 +179,7 @@ def roundtrip_mismatches(content: Content, opened: Checkpoint, writer: Writer) -
     yield from _lost_entries("native part", native, opened.native, writer.own_native)
     training = training_document(content.training)
     training.pop("origin", None)
-    yield from _lost_entries("training state", training, training_document(opened.training), _NONE)
+    yield from _lost_entries("training state", training, training_document(opened.training), frozenset())
 
 
 def _is_of_files(key: str, content: Content) -> bool:
@@ -193,17 +194,17 @@ def _tie_mismatches(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
 
     If the writer has one name for several tensors, which are one in the target, the first counts.
     """
-    there: dict[str, str] = {}
-    back: dict[str, str] = {}
+    written_as: dict[str, str] = {}
+    written_from: dict[str, str] = {}
     once = {id(other): (tensor, other) for tensor, other in reversed(pairs)}
     for tensor, other in reversed(once.values()):
         if not tensor.nbytes:
             continue
         mine, theirs = tensor.shares_with or tensor.name, other.shares_with or other.name
-        if there.setdefault(mine, theirs) != theirs:
+        if written_as.setdefault(mine, theirs) != theirs:
             yield f"{tensor.name} is no longer tied to {mine}"
-        elif back.setdefault(theirs, mine) != mine:
-            yield f"{tensor.name} is tied to {back[theirs]}, unlike in the source"
+        elif written_from.setdefault(theirs, mine) != mine:
+            yield f"{tensor.name} is tied to {written_from[theirs]}, unlike in the source"
 
 
 def _lost_entries(
@@ -227,12 +228,7 @@ def _plain_data_equal(value: object, other: object) -> bool:
         return False
 
 
-def _trees_carry_the_same(tree: object, other: object) -> bool:
-    """Return whether two trees have the same content, even if their nodes differ."""
-    return trees_equal(tree, other) or _text(without_opaque(tree)) == _text(without_opaque(other))
-
-
-def _text(tree: object) -> str:
+def _tree_text(tree: object) -> str:
     """Return a tree as text that distinguishes 1, 1.0 and True, and +0 and -0."""
     return json.dumps(encode_tree(tree))
 
@@ -283,7 +279,7 @@ def carry_out(
     if plan.options.dry_run:
         return plan.converted(nbytes=plan.content.nbytes, verified=False)
     jobs = plan.options.jobs or default_jobs()
-    marks = _marks(plan.source)
+    marks = _file_states(plan.source)
     shape = "directory" if plan.write_options.shard_size is not None else plan.writer.shape
     try:
         with StagedOutput(plan.target, shape, replaces=plan.replaces, jobs=jobs, advance=advance) as staged:
@@ -293,7 +289,7 @@ def carry_out(
             staged.require_in_place()  # else something else was read back
             read = [SummedTensor(one.tensor, one.algorithm, one.elements_checksum) for one in staged.written]
             _require_sums(plan.source, [*read, *plan.summed], jobs, advance)
-            for path, mark in _marks(plan.source).items():  # else its parts may be of two states
+            for path, mark in _file_states(plan.source).items():  # else its parts may be of two states
                 if mark != marks[path]:
                     raise DamagedCheckpoint(path, "it changed while it was read")
             if converted.verified:
@@ -324,12 +320,12 @@ def _read_back(plan: ConversionPlan, staged: StagedOutput, jobs: int, advance: A
         if safety and plan.options.strict:
             first = safety[0]
             raise UsageError(
-                f"{first.where or plan.target}: {first.message}{more(len(safety), 1)} (--strict)"
+                f"{first.where or plan.target}: {first.message}{and_more(len(safety), 1)} (--strict)"
             )
         return plan.converted(nbytes=opened.nbytes, verified=not failures, failures=failures, safety=safety)
 
 
-def _marks(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int]]:
+def _file_states(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int]]:
     """Return inode, size and time of each file of a source, which change when it is written to."""
     marks = {}
     for entry in checkpoint.files:
@@ -363,5 +359,5 @@ def _require_sums(checkpoint: Checkpoint, read: Sequence[SummedTensor], jobs: in
     if found:
         first = found[0]
         raise DamagedCheckpoint(
-            checkpoint.path, f"{first.message}{more(len(found), 1)}", where=first.where, code=first.code
+            checkpoint.path, f"{first.message}{and_more(len(found), 1)}", where=first.where, code=first.code
         )

@@ -21,7 +21,7 @@ from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, NotFound, from_os_error
 from ckpttool.core.report import Finding, error
 from ckpttool.core.text import counted
-from ckpttool.ops.digests import Wanted, compare_sums, shown_digits, stored_checksums, sums_of_files
+from ckpttool.ops.digests import RequestedSums, compare_sums, shown_digits, stored_checksums, sums_of_files
 from ckpttool.ops.manifest import base_of, recorded_checksums
 from ckpttool.storage import fs
 from ckpttool.storage.checksums import (
@@ -155,7 +155,7 @@ def compare_files(
     undecided = {path: copy for path, copy in pairs.items() if results[path] is None}
     both = [*undecided, *undecided.values()]
     stored = stored_checksums(dict.fromkeys(both))
-    to_read: dict[str, Wanted] = {}
+    to_read: dict[str, RequestedSums] = {}
     for path, copy in undecided.items():
         pair = _Pair(path, copy, stated, stored)
         result = pair.compare_unread()
@@ -219,13 +219,15 @@ def _file_size(path: str) -> int | None:
 
 def _compare_tags(path: str, copy: str, advance: Advance) -> FileComparison | None:
     """Compare by ETags that are digests of the bytes; None if that proves nothing. No object is read."""
+    from ckpttool.storage.stores import part_size
+
     try:
         with fs.open_source(path) as source, fs.open_source(copy) as target:
             if source.content_tag and source.content_tag == target.content_tag:
                 return FileComparison(path, copy, proof=f"{TITLES['md5']} (store, store)")
             for own, other, sides in ((source, target, "read, store"), (target, source, "store, read")):
                 is_known = other.version and not own.version
-                tag = content_tag_like(other.version, other.size, _own_part(other.size)) if is_known else None
+                tag = content_tag_like(other.version, other.size, part_size(other.size)) if is_known else None
                 if tag is None:
                     continue
                 for block in own.in_blocks(fs.place_of(own.path).block_bytes):
@@ -236,12 +238,6 @@ def _compare_tags(path: str, copy: str, advance: Advance) -> FileComparison | No
     except CheckpointError as error:
         return FileComparison(path, copy, unproven=error.reason, error=error)
     return None
-
-
-def _own_part(size: int) -> int:
-    from ckpttool.storage.stores import part_size
-
-    return part_size(size)
 
 
 def _compare_bytes(path: str, copy: str, advance: Advance) -> FileComparison:
@@ -277,7 +273,7 @@ class _Pair:
         first, second = self._stored
         common = [
             (one, other)
-            for one in sorted(first.checksums, key=lambda one: _STRONGEST_FIRST.index(one.algorithm))
+            for one in sorted(first.checksums, key=_weakness)
             for other in second.checksums
             if (one.algorithm, one.parts) == (other.algorithm, other.parts)
         ]
@@ -300,24 +296,27 @@ class _Pair:
     def _can_read(self, *, reads_objects: bool) -> list[bool]:
         return [reads_objects or fs.place_of(path).reads_are_free for path in self._paths]
 
-    def plan_reading_one(self, to_read: dict[str, Wanted], *, reads_objects: bool) -> bool:
+    def plan_reading_one(self, to_read: dict[str, RequestedSums], *, reads_objects: bool) -> bool:
         """Add the file to read whose checksum is known on the other side; return False if there is none."""
         can_read = self._can_read(reads_objects=reads_objects)
         for side, other in ((0, 1), (1, 0)):
-            wanted = _computable(self._stored[other])
-            if can_read[side] and wanted is not None:
+            computable = [one for one in self._stored[other].checksums if _can_compute(one)]
+            if can_read[side] and computable:
+                wanted = min(computable, key=_weakness)
                 block_bytes = wanted.parts[0] if wanted.parts else BLOCK_BYTES
-                to_read[self._paths[side]] = Wanted((wanted.algorithm,), block_bytes)
+                to_read[self._paths[side]] = RequestedSums((wanted.algorithm,), block_bytes)
                 return True
         if can_read[1] and (known := self._stated[0].digests):
-            to_read[self._paths[1]] = Wanted(tuple(known))
+            to_read[self._paths[1]] = RequestedSums(tuple(known))
             return True
         return False
 
-    def plan_reading_both(self, to_read: dict[str, Wanted], *, reads_objects: bool) -> FileComparison | None:
+    def plan_reading_both(
+        self, to_read: dict[str, RequestedSums], *, reads_objects: bool
+    ) -> FileComparison | None:
         """Add both files; return the reason if one can't be read."""
         if all(self._can_read(reads_objects=reads_objects)):
-            to_read |= dict.fromkeys(self._paths, Wanted(("sha256",)))
+            to_read |= dict.fromkeys(self._paths, RequestedSums(("sha256",)))
             return None
         reason = next((one.reason for one in self._stored if one.reason), "no common checksum is known")
         return FileComparison(*self._paths, unproven=reason)
@@ -358,18 +357,17 @@ class _Pair:
 def _confirmed_sums(path: str, stated: FileSums, stored: StoredChecksums) -> FileSums:
     """Return the stated checksums of a file; of an object only those that agree with the store's."""
     algorithm, difference = compare_sums(stated, stored)
-    is_borne_out = algorithm is not None and difference is None
-    return stated if is_borne_out or not fs.place_of(path).keeps_checksums else FileSums(None)
+    is_confirmed = algorithm is not None and difference is None
+    return stated if is_confirmed or not fs.place_of(path).keeps_checksums else FileSums(None)
 
 
 def _instead(digits: str, other: str) -> str:
     return f"{shown_digits(digits)} instead of {shown_digits(other)}"
 
 
-def _computable(stored: StoredChecksums) -> Checksum | None:
-    """Return the strongest checksum of a store that can be computed here; None if there is none."""
-    usable = [one for one in stored.checksums if _can_compute(one)]
-    return min(usable, key=lambda one: _STRONGEST_FIRST.index(one.algorithm), default=None)
+def _weakness(checksum: Checksum) -> int:
+    """Return a sort key that puts the strongest algorithm first."""
+    return _STRONGEST_FIRST.index(checksum.algorithm)
 
 
 def _can_compute(checksum: Checksum) -> bool:

@@ -20,15 +20,15 @@ from ckpttool.formats import open_checkpoint
 from ckpttool.formats.traits import traits_of
 from ckpttool.ops.difference import (
     ABSENT,
-    Broken,
     Change,
-    Described,
     Difference,
     DiffKeywords,
     DiffOptions,
-    Facts,
     Kind,
-    Undecided,
+    SideSummary,
+    TensorFacts,
+    UndecidedTensor,
+    UnreadableTensor,
     ValueChange,
 )
 from ckpttool.ops.metadata_diff import compare_metadata, partly_known
@@ -121,7 +121,7 @@ def diff_checkpoints(
     for pair, outcome in compared:
         if isinstance(outcome, Unreadable):
             item = pair.a if outcome.side is Side.A else pair.b
-            broken.append(Broken(display_name(item), outcome.side, Sentence(outcome.error.reason)))
+            broken.append(UnreadableTensor(display_name(item), outcome.side, Sentence(outcome.error.reason)))
     corrupted = [*corrupted_tensors(compared, a, b, jobs)]
     broken += corrupted
     _require_readable(broken, a, b, options)
@@ -136,7 +136,9 @@ def diff_checkpoints(
     return replace(difference, broken=tuple(broken), tolerance=tolerance)
 
 
-def _require_readable(broken: Sequence[Broken], a: Checkpoint, b: Checkpoint, options: DiffOptions) -> None:
+def _require_readable(
+    broken: Sequence[UnreadableTensor], a: Checkpoint, b: Checkpoint, options: DiffOptions
+) -> None:
     """Raise CheckpointError if a side is damaged, unless ``keep_going`` compares the readable tensors."""
     if broken and not options.keep_going:
         first = broken[0]
@@ -224,7 +226,7 @@ def _value_changes(
     return [change for change in values if change.of_weights], [*others, *reported], notes, gone
 
 
-def _undecided_pairs(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, Undecided]:
+def _undecided_pairs(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, UndecidedTensor]:
     """Return the undecided pairs by ``id``, without those that are equal as stored."""
     candidates = {id(pair) for pair in pairing.undecided}
     undecided = {}
@@ -242,11 +244,11 @@ def _undecided_pairs(pairing: Pairing, compared: Iterable[Compared]) -> dict[int
         layout = "as stored" if pair.a.rule is None and pair.b.rule is None else "in the usual layout"
         name = display_name(pair.b if pair.b.doubt else pair.a)
         why = pair.doubt.text if pair.doubt else Sentence(_TURNED)
-        undecided[id(pair)] = Undecided(name, f"{seen} {layout}", why)
+        undecided[id(pair)] = UndecidedTensor(name, f"{seen} {layout}", why)
     return undecided
 
 
-def _layout_notes(pairing: Pairing, undecided: Mapping[int, Undecided]) -> Iterator[str]:
+def _layout_notes(pairing: Pairing, undecided: Mapping[int, UndecidedTensor]) -> Iterator[str]:
     """Yield notes of tensors of unknown layout that count as equal, and how to decide on the others."""
     equal = [pair for pair in pairing.undecided if pair.doubt is None and id(pair) not in undecided]
     if equal:
@@ -265,13 +267,13 @@ def _change_of_pair(pair: Pair, outcome: Comparison) -> Change | None:
     return Change(a=_facts(pair.a), b=_facts(pair.b), kind=kind, how=pair.how, statistics=outcome.statistics)
 
 
-def _facts(item: LayoutItem) -> Facts:
+def _facts(item: LayoutItem) -> TensorFacts:
     tensor = item.tensor
-    return Facts(display_name(item), tensor.role, tensor.dtype, tensor.shape, tensor.nbytes)
+    return TensorFacts(display_name(item), tensor.role, tensor.dtype, tensor.shape, tensor.nbytes)
 
 
-def _side_facts(checkpoint: Checkpoint) -> Described:
-    return Described(
+def _side_facts(checkpoint: Checkpoint) -> SideSummary:
+    return SideSummary(
         checkpoint.path,
         checkpoint.format,
         checkpoint.variant,
@@ -286,16 +288,16 @@ def _side_facts(checkpoint: Checkpoint) -> Described:
 # Damage -----------------------------------------------------------------------------------------------
 
 
-def structural_damage(checkpoint: Checkpoint, side: Side) -> Iterator[Broken]:
+def structural_damage(checkpoint: Checkpoint, side: Side) -> Iterator[UnreadableTensor]:
     """Yield the structural damage of one side."""
     for finding in checkpoint.findings:
         if finding.severity is Severity.ERROR:
-            yield Broken(finding.where or checkpoint.path, side, finding.message)
+            yield UnreadableTensor(finding.where or checkpoint.path, side, finding.message)
 
 
 def corrupted_tensors(
     compared: Sequence[tuple[Pair, Outcome]], a: Checkpoint, b: Checkpoint, jobs: int
-) -> Iterator[Broken]:
+) -> Iterator[UnreadableTensor]:
     """Yield tensors that differ in a few elements because their bytes fail a checksum."""
     # Training changes most elements of a tensor, a flipped bit changes one. So the formats' checksums are
     # only compared for tensors of which few elements differ.
@@ -310,7 +312,7 @@ def corrupted_tensors(
 
 def _checksum_mismatches(
     checkpoint: Checkpoint, side: Side, items: Iterable[LayoutItem], jobs: int
-) -> Iterator[Broken]:
+) -> Iterator[UnreadableTensor]:
     names = {
         (storage.file, storage.offset): source.name
         for item in items
@@ -322,7 +324,7 @@ def _checksum_mismatches(
     spans = [span for span in checkpoint.spans() if span.crc32 is not None and _place(span) in names]
     for scanned in scan(spans, jobs=jobs, values=False):
         for finding in checksum_findings([scanned]):
-            yield Broken(names[_place(scanned.span)], side, finding.message)
+            yield UnreadableTensor(names[_place(scanned.span)], side, finding.message)
 
 
 def _place(span: Span) -> tuple[str, int]:

@@ -109,7 +109,7 @@ ABSENT = Absent()
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TensorFacts:
     """Type, shape and size of a tensor on one side, in the layout in which it is compared."""
 
     name: str
@@ -131,8 +131,8 @@ class Change:
         statistics: Differences of values; None if shapes differ, or if no value does.
     """
 
-    a: Facts
-    b: Facts
+    a: TensorFacts
+    b: TensorFacts
     kind: Kind
     how: How = "name"
     statistics: Statistics | None = None
@@ -178,7 +178,7 @@ class ValueChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class UnreadableTensor:
     """Tensor that couldn't be read, with its side and the problem."""
 
     name: str
@@ -187,7 +187,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Undecided:
+class UndecidedTensor:
     """Tensor whose elements may be in another order on one side than on the other.
 
     Attributes:
@@ -207,7 +207,7 @@ class Undecided:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class SideSummary:
     """Summary of one side; ``state`` has the names of its parts of the training's state."""
 
     path: str
@@ -250,23 +250,23 @@ class Difference(Table):
         tolerance: Limits within which values count as equal.
     """
 
-    a: Described
-    b: Described
+    a: SideSummary
+    b: SideSummary
     compared: int
     unchanged: int
     weights: int = 0
     changed: tuple[Change, ...] = ()
-    added: tuple[Facts, ...] = ()
-    removed: tuple[Facts, ...] = ()
+    added: tuple[TensorFacts, ...] = ()
+    removed: tuple[TensorFacts, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     rename_counts: bool = True
     values: tuple[ValueChange, ...] = ()
     reported: tuple[ValueChange, ...] = ()
     rules: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    broken: tuple[Broken, ...] = ()
+    broken: tuple[UnreadableTensor, ...] = ()
     not_compared: tuple[str, ...] = ()
-    undecided: tuple[Undecided, ...] = ()
+    undecided: tuple[UndecidedTensor, ...] = ()
     ignored: bool = False
     compared_nbytes: int = 0
     tolerance: Tolerance = EXACT

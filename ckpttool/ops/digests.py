@@ -156,7 +156,7 @@ Digest = str | CheckpointError
 """SHA-256 in hexadecimal digits, or why the bytes can't be read."""
 
 
-class Wanted(NamedTuple):
+class RequestedSums(NamedTuple):
     """Checksums of a file to compute; CRCs are of each block of ``block_bytes``."""
 
     algorithms: Collection[str]
@@ -164,7 +164,7 @@ class Wanted(NamedTuple):
 
 
 def sums_of_files(
-    wanted: Mapping[str, Wanted], jobs: int, advance: Advance = no_advance
+    wanted: Mapping[str, RequestedSums], jobs: int, advance: Advance = no_advance
 ) -> dict[str, FileSums | CheckpointError]:
     """Return checksums of files by their paths, or why they can't be read; each is read by one thread.
 
@@ -184,7 +184,7 @@ def sha256_of_files(paths: Iterable[str], jobs: int, advance: Advance = no_advan
         CheckpointError: One can't be read.
     """
     sums: dict[str, FileSums] = {}
-    for path, one in sums_of_files(dict.fromkeys(paths, Wanted(("sha256",))), jobs, advance).items():
+    for path, one in sums_of_files(dict.fromkeys(paths, RequestedSums(("sha256",))), jobs, advance).items():
         if isinstance(one, CheckpointError):
             raise one
         sums[path] = one
@@ -206,7 +206,7 @@ def digest_of_list(digests: Mapping[str, str]) -> str:
 
 
 def _sums_of(
-    advance: Advance, item: tuple[str, Wanted], check: Callable[[], None]
+    advance: Advance, item: tuple[str, RequestedSums], check: Callable[[], None]
 ) -> FileSums | CheckpointError:
     path, wanted = item
     try:
@@ -310,33 +310,30 @@ def _digest_of(advance: Advance, tensor: Tensor, check: Callable[[], None]) -> D
     return running.hexdigest()
 
 
-# The document beside a checkpoint -------------------------------------------------------------------
-
-
-class TensorDigest(NamedTuple):
-    """Recorded digest of a tensor; ``sha256`` is None if the checkpoint had no values of it."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    sha256: str | None
+# The document next to a checkpoint --------------------------------------------------------------------
 
 
 class Digests(NamedTuple):
-    """Recorded digests of a checkpoint: sizes and CRCs of its files by name, and its tensors by name.
+    """Recorded digests of a checkpoint.
 
-    Files whose manifest is of an earlier ckpttool have no CRCs.
+    Attributes:
+        files: Sizes and CRCs of its files by name; without CRCs if an earlier ckpttool wrote the document.
+        tensors: Type, shape and SHA-256 of its tensors by name; without SHA-256 if it had no values.
     """
 
     files: Mapping[str, FileSums]
-    tensors: Mapping[str, TensorDigest]
+    tensors: Mapping[str, tuple[str, tuple[int, ...], str | None]]
 
 
 def dumps_digests(
     files: Mapping[str, FileSums], tensors: Iterable[Tensor], digests: Mapping[str, Digest | None]
 ) -> bytes:
     """Return the text of the document, with a line per file and a line per tensor."""
-    sums = [f"  {json.dumps(name)}: {json.dumps(_file_entry(one))}" for name, one in files.items()]
-    lines = []
+    sums, lines = [], []
+    for name, one in files.items():
+        crcs = {key: [crc_digits(crc, key) for crc in blocks] for key, blocks in one.blocks.items()}
+        file_entry = {"bytes": one.nbytes, "block_bytes": one.block_bytes, **crcs}
+        sums.append(f"  {json.dumps(name)}: {json.dumps(file_entry)}")
     for tensor in tensors:
         entry = {
             "path": list(tensor.path),
@@ -347,11 +344,6 @@ def dumps_digests(
         lines.append(f"  {json.dumps(tensor.name)}: {json.dumps(entry)}")
     text = f'{{\n "schema": "{SCHEMA}",\n "files": {{\n' + ",\n".join(sums) + '\n },\n "tensors": {\n'
     return (text + ",\n".join(lines) + "\n }\n}\n").encode()
-
-
-def _file_entry(sums: FileSums) -> dict[str, Any]:
-    crcs = {name: [crc_digits(crc, name) for crc in blocks] for name, blocks in sums.blocks.items()}
-    return {"bytes": sums.nbytes, "block_bytes": sums.block_bytes, **crcs}
 
 
 def read_digests(path: str) -> Digests:
@@ -378,7 +370,7 @@ def _digests_in(path: str, document: Any) -> Digests:
             if not isinstance(sha256, str | None):
                 raise TypeError("no digest")
             shape = tuple(map(_integer, entry["shape"]))
-            tensors[name] = TensorDigest(str(entry["dtype"]), shape, sha256)
+            tensors[name] = str(entry["dtype"]), shape, sha256
     except (AttributeError, KeyError, TypeError, ValueError) as failure:
         raise DamagedCheckpoint(path, "an entry is malformed", expected=f"schema {SCHEMA}") from failure
     return Digests(files, tensors)
@@ -436,16 +428,16 @@ def changed_tensors(
     held = (checkpoint[name] for name in stated.tensors if name in checkpoint)
     digests = digests_of_tensors(held, jobs, advance)
     findings = []
-    for name, was in stated.tensors.items():
+    for name, (dtype, shape, sha256) in stated.tensors.items():
         tensor, digest = checkpoint.get(name), digests.get(name)
         if tensor is None:
             difference = "it is no longer in the checkpoint"
         elif isinstance(digest, CheckpointError):
             difference = f"it can't be read: {digest.reason}"
-        elif (tensor.dtype.name, tensor.shape) != (was.dtype, was.shape):
+        elif (tensor.dtype.name, tensor.shape) != (dtype, shape):
             found = f"{tensor.dtype.name}{list(tensor.shape)}"
-            difference = f"it is {found} instead of {was.dtype}{list(was.shape)}"
-        elif digest != was.sha256:
+            difference = f"it is {found} instead of {dtype}{list(shape)}"
+        elif digest != sha256:
             difference = "its elements differ from the recorded ones"
         else:
             continue

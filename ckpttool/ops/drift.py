@@ -25,7 +25,7 @@ _BLOCK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class DriftPoint:
     """One checkpoint of the series.
 
     Attributes:
@@ -73,7 +73,7 @@ class DriftStep:
 class Drift:
     """Checkpoints in the order given, and the changes between neighbours; true if all are equal."""
 
-    points: tuple[Point, ...]
+    points: tuple[DriftPoint, ...]
     steps: tuple[DriftStep, ...]
 
     def __bool__(self) -> bool:
@@ -100,7 +100,7 @@ def drift(paths: Sequence[str], options: DiffOptions, *, advance: Advance = no_a
         options: Options of each comparison.
         advance: Called with the bytes done, from any thread.
     """
-    points: list[Point] = []
+    points: list[DriftPoint] = []
     steps: list[DriftStep] = []
     with ExitStack() as stack:
         before: tuple[Checkpoint, Mapping[str, float]] | None = None
@@ -110,7 +110,7 @@ def drift(paths: Sequence[str], options: DiffOptions, *, advance: Advance = no_a
             advance(current.nbytes)
             state, total = current.training, math.fsum(squares.values())
             norm = math.sqrt(total) if squares else None
-            points.append(Point(current.path, state.epoch, state.step, state.loss, norm))
+            points.append(DriftPoint(current.path, state.epoch, state.step, state.loss, norm))
             if before is not None:
                 steps.append(_step(diff_checkpoints(before[0], current, options, advance=advance), *before))
                 before[0].close()

@@ -14,7 +14,14 @@ from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Reach, option
 from ckpttool.core.report import Finding, Severity
 from ckpttool.core.text import counted
-from ckpttool.ops.verdict import INCONCLUSIVE, VALUES_NOT_READ, Check, Status, Verification, fatal
+from ckpttool.ops.verdict import (
+    INCONCLUSIVE,
+    VALUES_NOT_READ,
+    Check,
+    Status,
+    Verification,
+    failing_severities,
+)
 
 
 def _not_blank(text: str) -> str:
@@ -82,7 +89,7 @@ def apply_ignores(
         findings.append(finding)
     if tuple(findings) == verification.findings:
         return verification
-    failing = fatal(strict=strict)
+    failing = failing_severities(strict=strict)
     checks = tuple(
         _reassess(check, [finding for finding in findings if finding.check == check.name], failing)
         for check in verification.checks

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 SCHEMA = "ckpttool.inspect/1"
+_REAL = ("float", "integer", "boolean")
+"""Kinds of element types that statistics are computed of."""
 
 Progress = Callable[[int], "AbstractContextManager[Advance]"]
 """Called with the number of bytes to read; returns the callback for bytes read."""
@@ -133,15 +135,14 @@ def inspection(
     _ = checkpoint.training, checkpoint.derives_metadata or checkpoint.metadata
     if not stats:
         return Inspection(checkpoint, tensors)
-    numeric = [tensor for tensor in tensors if _is_numeric(tensor)]
+    numeric = [
+        tensor
+        for tensor in tensors
+        if tensor.dtype.kind in _REAL and tensor.dtype.numpy is not None and tensor.values is not None
+    ]
     with progress(sum(tensor.nbytes for tensor in numeric)) as advance:
         statistics = {tensor.name: statistics_of(tensor, advance) for tensor in numeric}
     return Inspection(checkpoint, tensors, statistics)
-
-
-def _is_numeric(tensor: Tensor) -> bool:
-    is_number = tensor.dtype.kind in ("float", "integer", "boolean") and tensor.dtype.numpy is not None
-    return is_number and tensor.values is not None
 
 
 def statistics_of(tensor: Tensor, advance: Advance = no_advance) -> ValueStatistics:

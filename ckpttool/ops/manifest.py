@@ -22,7 +22,7 @@ from ckpttool.formats.interface import Unit
 from ckpttool.ops.digests import (
     ContentAddress,
     Digests,
-    Wanted,
+    RequestedSums,
     changed_tensors,
     compare_sums,
     content_address,
@@ -133,7 +133,9 @@ def compare_manifests(
     unread = {} if reads_objects else unproven
     by_store = [path for path in in_store if path not in unproven]
     to_read = [path for path in present if path not in by_store and path not in unread]
-    found = sums_of_files({path: Wanted(stated[path].algorithms) for path in to_read}, jobs, advance=advance)
+    found = sums_of_files(
+        {path: RequestedSums(stated[path].algorithms) for path in to_read}, jobs, advance=advance
+    )
     changed = [*differing, *_changed_files(stated, found)]
     findings += changed
     may_read = reads_objects or fs.place_of(checkpoint.path).reads_are_free

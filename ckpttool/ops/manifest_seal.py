@@ -12,7 +12,13 @@ from ckpttool.core.errors import CheckpointError, Unsupported, from_os_error
 from ckpttool.core.result import document_of
 from ckpttool.formats.interface import Unit
 from ckpttool.formats.opening import open_unit
-from ckpttool.ops.digests import Wanted, digests_of_tensors, document_difference, dumps_digests, sums_of_files
+from ckpttool.ops.digests import (
+    RequestedSums,
+    digests_of_tensors,
+    document_difference,
+    dumps_digests,
+    sums_of_files,
+)
 from ckpttool.ops.manifest import DIGESTS_SUFFIX, SUFFIX, base_of
 from ckpttool.ops.verdict import CHECKS, Verification
 from ckpttool.ops.verify import verify
@@ -22,7 +28,7 @@ from ckpttool.storage.directories import write_atomically
 from ckpttool.storage.work import Advance, default_jobs, no_advance
 
 T = TypeVar("T")
-Moment = tuple[tuple[str, int, int, int], ...]
+FileStates = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ def verify_and_seal(
         advance: Called with the bytes read, from any thread: those verified, those of the files and those
             of the tensors.
     """
-    before = _moment(unit)
+    before = _file_states(unit)
     checks = tuple(check for check in CHECKS if check != "manifest" or not force)
     verdict = verify(unit, only=checks, strict=strict, jobs=jobs, advance=advance)
     if not verdict.is_valid:
@@ -76,7 +82,7 @@ def verify_and_seal(
         return verdict, SealResult(refused=str(failure), failed=True)
 
 
-def _moment(unit: Unit) -> Moment:
+def _file_states(unit: Unit) -> FileStates:
     """Return the statuses of a unit's files, without manifests, to notice changes."""
     found = []
     parts = Unit(unit.path, unit.parts, unit.format)
@@ -91,7 +97,7 @@ def _moment(unit: Unit) -> Moment:
 
 
 def _write_manifest(
-    checkpoint: Checkpoint, unit: Unit, before: Moment, force: bool, jobs: int, advance: Advance
+    checkpoint: Checkpoint, unit: Unit, before: FileStates, force: bool, jobs: int, advance: Advance
 ) -> SealResult:
     manifest, digests = base_of(checkpoint) + SUFFIX, base_of(checkpoint) + DIGESTS_SUFFIX
     directory = fs.abspath(os.path.dirname(manifest))
@@ -103,7 +109,7 @@ def _write_manifest(
         if name.split("/")[0] == os.pardir:
             raise Unsupported(entry.path, "a file outside the manifest's directory")
         files[name] = entry.path
-    sums = sums_of_files(dict.fromkeys(files.values(), Wanted(("sha256", *CRCS))), jobs, advance)
+    sums = sums_of_files(dict.fromkeys(files.values(), RequestedSums(("sha256", *CRCS))), jobs, advance)
     of_files = {name: _require_read(sums[path]) for name, path in files.items()}
     lines = [Line(name, one.digests["sha256"]) for name, one in of_files.items()]
 
@@ -118,7 +124,7 @@ def _write_manifest(
         (digests, text, document_difference(digests, text)),
         (manifest, dumps_manifest(lines), _listing_difference(manifest, lines)),
     )
-    if _moment(unit) != before:
+    if _file_states(unit) != before:
         return SealResult(refused="it changed while it was read")
     for path, _, difference in documents if not force else ():
         if difference:

@@ -33,7 +33,11 @@ from ckpttool.ops.merging.merged_checkpoint import (
     keep_first_rank,
     require_intact,
 )
-from ckpttool.ops.merging.source_paths import enclosing_checkpoint, open_spread, require_one_serial
+from ckpttool.ops.merging.source_paths import (
+    enclosing_checkpoint,
+    open_several_directories,
+    require_one_serial,
+)
 from ckpttool.ops.merging.universal import universal_model
 from ckpttool.ops.merging.zero import full_precision
 from ckpttool.storage import fs
@@ -129,7 +133,7 @@ def _open_sources(sources: Sequence[str]) -> Checkpoint:
         require_one_serial(sources)
         if all(map(_is_whole, sources)):
             return _open_several(sources)
-        return open_spread(sources) or _open_several(sources)
+        return open_several_directories(sources) or _open_several(sources)
     if any(fs.isdir(path) for path in sources):
         return _open_several(sources)
     if (path := enclosing_checkpoint(sources)) is not None:
@@ -157,11 +161,11 @@ def _open_several(sources: Sequence[str]) -> Checkpoint:
 def _open_parts(sources: Sequence[str], *, variant: str | None) -> Checkpoint:
     """Return checkpoints with tensors of their own as one; those of ``variant`` are shards of one."""
     with ExitStack() as opened:
-        parts = []
+        parts: list[MergePart] = []
         for path in sources:
             checkpoint = opened.enter_context(open_checkpoint(path))
             require_intact(checkpoint)
-            parts.append(MergePart(path, checkpoint))
+            parts.append((path, checkpoint))
         whole = join_parts(parts, variant)
         whole.close = opened.pop_all().close
     return whole

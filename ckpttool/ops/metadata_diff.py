@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import compress
 from typing import Any, NamedTuple
@@ -96,14 +96,15 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
         differing = [one for one in both if _has_both(one)]
         single = [*_one_sided_changes(a, b, ours, theirs), *(one for one in both if not _has_both(one))]
     formats = (a.format, b.format)
-    places = _WeightPlaces.of(a), _WeightPlaces.of(b)
-    differing, single = (
-        [
-            replace(one, of_weights=not _is_bookkeeping(one, formats) and _is_of_weights(one, *places))
-            for one in changes
-        ]
-        for changes in (differing, single)
-    )
+    is_of_a, is_of_b = _weights_test(a), _weights_test(b)
+
+    def marked(change: ValueChange) -> ValueChange:
+        is_inside = (change.a is not ABSENT and is_of_a(change.path)) or (
+            change.b is not ABSENT and is_of_b(change.path)
+        )
+        return replace(change, of_weights=is_inside and not _is_bookkeeping(change, formats))
+
+    differing, single = [*map(marked, differing)], [*map(marked, single)]
     if _dialect(a) == _dialect(b):  # both could say what lies among their weights
         differing += [one for one in single if one.of_weights]
         single = [one for one in single if not one.of_weights]
@@ -285,43 +286,31 @@ def _single(number: Any) -> float:
 # Values among the weights -----------------------------------------------------------------------------
 
 
-class _WeightPlaces(NamedTuple):
-    """Positions of the weights in the content of a checkpoint, as dotted names.
+def _weights_test(checkpoint: Checkpoint) -> Callable[[str], bool]:
+    """Return a test whether a value at a path belongs to the weights.
 
-    Attributes:
-        inside: Names of the weights and of the dictionaries that hold them; empty for the outermost one.
-        around: Names of all dictionaries above those.
+    Those below a weight, next to one, or with weights in them do.
     """
+    paths = {tensor.path for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS}
+    parents = {path[:-1] for path in paths}
+    if not traits_of(checkpoint.format).nests_state_dicts:
+        parents -= {()}  # such a format keeps its metadata apart from the tensors
+    above = {_dotted(path[:length]) for path in parents for length in range(1, len(path) + 1)}
+    inside = set(map(_dotted, paths | parents))
 
-    inside: frozenset[str]
-    around: frozenset[str]
-
-    @classmethod
-    def of(cls, checkpoint: Checkpoint) -> _WeightPlaces:
-        paths = {tensor.path for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS}
-        parents = {path[:-1] for path in paths}
-        if not traits_of(checkpoint.format).nests_state_dicts:
-            parents -= {()}  # what it says beside the tensors lies elsewhere
-        around = {path[:length] for path in parents for length in range(1, len(path) + 1)}
-        return cls(frozenset(map(_dotted, paths | parents)), frozenset(map(_dotted, around)))
-
-    def have(self, path: str) -> bool:
-        """Return whether a value belongs to the weights: it is below one, next to one, or contains some."""
+    def is_of_weights(path: str) -> bool:
         keys = path.split(".")
-        if path in self.around or any(
-            ".".join(keys[:count]) in self.inside for count in range(1, len(keys) + 1)
-        ):
+        prefixes = {".".join(keys[:count]) for count in range(1, len(keys) + 1)}
+        if path in above or not prefixes.isdisjoint(inside):
             return True
-        return "" in self.inside and role_of((keys[0],), ()) not in (Role.OPTIMIZER, Role.TRAINING)
+        # Next to weights at the root, all keys but those of the training's objects count.
+        return "" in inside and role_of((keys[0],), ()) not in (Role.OPTIMIZER, Role.TRAINING)
+
+    return is_of_weights
 
 
 def _dotted(path: Path) -> str:
     return ".".join(map(str, path))
-
-
-def _is_of_weights(change: ValueChange, a: _WeightPlaces, b: _WeightPlaces) -> bool:
-    sides = ((change.a, a), (change.b, b))
-    return any(value is not ABSENT and places.have(change.path) for value, places in sides)
 
 
 # Trees of plain data --------------------------------------------------------------------------------

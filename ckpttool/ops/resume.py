@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
-from ckpttool.core.tensor import MOST_READ, OPTIMIZER, Path, Role, Tensor
+from ckpttool.core.tensor import OPTIMIZER, SEARCHED_CHARACTERS, Path, Role, Tensor
 from ckpttool.formats.traits import traits_of
 from ckpttool.weights.converting.random_states import is_random_state, is_random_tensor
 
@@ -55,41 +55,41 @@ _POSITION_KEY = re.compile(r"(\w{1,64}_)?(step|epoch|iteration)s?", re.IGNORECAS
 _CONSUMED = re.compile(r"consumed_(train_)?samples")
 
 
-class Key(NamedTuple):
+class MetadataKey(NamedTuple):
     """A key in a checkpoint's metadata, with its value.
 
     Attributes:
-        keys: Its path; an item of a list has its index.
+        path: Its path; an item of a list has its index.
         value: The value.
         is_setting: Whether it is below a key of settings.
     """
 
-    keys: Path
+    path: Path
     value: object
     is_setting: bool
 
     @property
     def name(self) -> str:
         """Return the last key, and "" for an item of a list."""
-        return self.keys[-1] if self.keys and isinstance(self.keys[-1], str) else ""
+        return self.path[-1] if self.path and isinstance(self.path[-1], str) else ""
 
 
-def keys_in(metadata: Mapping[str, object]) -> Iterator[Key]:
+def keys_in(metadata: Mapping[str, object]) -> Iterator[MetadataKey]:
     """Yield the metadata itself, and the keys in it, breadth first."""
-    waiting = deque([Key((), metadata, is_setting=False)])
+    waiting = deque([MetadataKey((), metadata, is_setting=False)])
     for _ in range(_MOST_KEYS):
         if not waiting:
             return
         key = waiting.popleft()
         yield key
-        if len(key.keys) <= _DEEPEST:
+        if len(key.path) <= _DEEPEST:
             waiting += (
-                Key((*key.keys, name), value, key.is_setting or _are_settings(name, value))
+                MetadataKey((*key.path, name), value, key.is_setting or _are_settings(name, value))
                 for name, value in _items(key.value)
             )
 
 
-def found_parts(keys: Iterable[Key], tensors: Iterable[Tensor]) -> set[str]:
+def found_parts(keys: Iterable[MetadataKey], tensors: Iterable[Tensor]) -> set[str]:
     """Return the parts of the training's state that exist; no value of a tensor is read."""
     states = [key for key in keys if not key.is_setting]
     held = {
@@ -103,7 +103,7 @@ def found_parts(keys: Iterable[Key], tensors: Iterable[Tensor]) -> set[str]:
     return held
 
 
-def consumes_samples(keys: Iterable[Key]) -> bool:
+def consumes_samples(keys: Iterable[MetadataKey]) -> bool:
     """Return whether Megatron's arguments record the number of consumed samples."""
     return any(_CONSUMED.fullmatch(key.name) and _is_count(key.value) and key.value for key in keys)
 
@@ -115,7 +115,7 @@ def part_of(name: str, role: Role | None = None) -> str | None:
         name: Name of a tensor or a value.
         role: Role of the tensor, which a format may know by other means than names.
     """
-    keys = [key[:MOST_READ] for key in re.split(r"[./]", name)]
+    keys = [key[:SEARCHED_CHARACTERS] for key in re.split(r"[./]", name)]
     is_known = role is Role.OPTIMIZER and not any(map(OPTIMIZER.search, keys))
     if is_known or any(map(_OPTIMIZER_KEY.fullmatch, keys)):
         return "optimizer"
@@ -316,13 +316,13 @@ def resume_verdict(checkpoint: Checkpoint) -> ResumeVerdict:
     return ResumeVerdict(ResumeLevel.WEIGHTS_AND_OPTIMIZER if missing else ResumeLevel.EXACT, found, missing)
 
 
-def _lacking_optimizer(checkpoint: Checkpoint, keys: list[Key]) -> str | None:
+def _lacking_optimizer(checkpoint: Checkpoint, keys: list[MetadataKey]) -> str | None:
     """Return the missing part of the optimizers' state at this point of the training, or None."""
     # PyTorch's optimizers create the state of a parameter at their first step with a gradient for it; SGD
     # without momentum has none. A parameter that never had a gradient looks like one whose state was lost, so
     # state for only some of the parameters counts as incomplete. Before the first step, none is expected.
     tensors = [one for one in checkpoint.tensors if one.role is Role.OPTIMIZER and one.size]
-    optimizers = [(key.keys, key.value) for key in keys if not key.is_setting and _is_optimizer(key.value)]
+    optimizers = [(key.path, key.value) for key in keys if not key.is_setting and _is_optimizer(key.value)]
     if not tensors and not optimizers:
         return _OPTIMIZER
     expected, found = _count_parameters(optimizers, tensors)
@@ -375,7 +375,7 @@ def _stateful_parameters(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the parameters that an optimizer has state for; "" for all of a group that doesn't list them."""
     # LBFGS stores all of its state with the first parameter.
     for group in state[_PARAM_GROUPS]:
-        if _keeps_state(group):
+        if group.get("momentum") or not _OF_STATEFUL.isdisjoint(group):
             parameters = group.get("params")
             names = [*map(str, parameters)] if isinstance(parameters, list) else [""]
             yield from names[:1] if "history_size" in group else names
@@ -391,11 +391,6 @@ def _is_something(value: object) -> bool:
 def _is_optimizer(value: object) -> TypeGuard[Mapping[str, Any]]:
     groups = value.get(_PARAM_GROUPS) if isinstance(value, Mapping) else None
     return isinstance(groups, list) and bool(groups) and all(isinstance(one, Mapping) for one in groups)
-
-
-def _keeps_state(group: Mapping[str, Any]) -> bool:
-    """Return whether an optimizer with such a parameter group keeps state for each parameter."""
-    return bool(group.get("momentum")) or not _OF_STATEFUL.isdisjoint(group)
 
 
 def _is_before_first_step(checkpoint: Checkpoint) -> bool:
@@ -420,7 +415,7 @@ def _skips_batches(metadata: Mapping[str, Any]) -> bool:
     return isinstance(arguments, Mapping) and arguments.get("ignore_data_skip") is False
 
 
-def _needed_parts(checkpoint: Checkpoint, keys: list[Key]) -> Iterator[str]:
+def _needed_parts(checkpoint: Checkpoint, keys: list[MetadataKey]) -> Iterator[str]:
     """Yield the parts that the training had, as far as the checkpoint shows, or may have had."""
     if _may_have_scheduler(checkpoint, keys):
         yield "scheduler"
@@ -430,7 +425,7 @@ def _needed_parts(checkpoint: Checkpoint, keys: list[Key]) -> Iterator[str]:
     yield "data loader state"
 
 
-def _may_have_scheduler(checkpoint: Checkpoint, keys: list[Key]) -> bool:
+def _may_have_scheduler(checkpoint: Checkpoint, keys: list[MetadataKey]) -> bool:
     """Return whether a scheduler was attached to the optimizer, or that is unknown."""
     # PyTorch's schedulers put ``initial_lr`` into the optimizer's groups. TensorFlow's and Keras's schedules
     # are functions of the optimizer's own count, without state.
@@ -447,7 +442,7 @@ def _may_have_scheduler(checkpoint: Checkpoint, keys: list[Key]) -> bool:
     return not groups or any(_SCHEDULED in group for group in groups)
 
 
-def _is_half_precision(key: Key) -> bool:
+def _is_half_precision(key: MetadataKey) -> bool:
     """Return whether a setting selects float16, for which gradients are scaled."""
     if key.name == "fp16":
         return key.value is True

@@ -135,7 +135,7 @@ def salvage(
         # A lost number may be the score or the step that the training state would tell.
         kept = {one.name for one in good}
         has_numbers = all(one.name in kept for one in checkpoint.tensors if one.size == 1)
-        left = checkpoint.but(
+        left = checkpoint.replace(
             tensors=good,
             tree=lambda: _tree_of(checkpoint, good),
             training=lambda: checkpoint.training if has_numbers else TrainingState(),
@@ -182,9 +182,9 @@ def _assess(
     sizes = _Sizes()
     spans = [span for span in checkpoint.spans() if sizes.holds(span.extent)]
     scanned = scan(spans, jobs=jobs or default_jobs(), values=False, advance=advance)
-    cover, missing = _Cover(checkpoint, scanned), checkpoint.missing
+    cover, missing = _CheckedRanges(checkpoint, scanned), checkpoint.missing
     reasons = {
-        one.name: missing.get(one.name) or sizes.lack_of(one) or cover.damage_of(one)
+        one.name: missing.get(one.name) or sizes.missing_reason(one) or cover.damage_reason(one)
         for one in checkpoint.tensors
     }
     good = tuple(one for one in checkpoint.tensors if reasons[one.name] is None)
@@ -220,7 +220,7 @@ class _Sizes:
         size = self._size(extent.file)
         return size is not None and extent.end <= size
 
-    def lack_of(self, tensor: Tensor) -> str | None:
+    def missing_reason(self, tensor: Tensor) -> str | None:
         """Return why a tensor's bytes are missing; None if they exist."""
         if tensor.values is None:
             return "its values can't be read from the file"
@@ -233,7 +233,7 @@ class _Sizes:
         return None
 
 
-class _Cover:
+class _CheckedRanges:
     """Ranges with checksums, and which of them are damaged, by tensor."""
 
     def __init__(self, checkpoint: Checkpoint, scanned: Sequence[Scanned]) -> None:
@@ -267,7 +267,7 @@ class _Cover:
             if at >= 0 and ranges[at].span.extent.end >= extent.end:
                 yield ranges[at]
 
-    def damage_of(self, tensor: Tensor) -> str | None:
+    def damage_reason(self, tensor: Tensor) -> str | None:
         """Return why a tensor can't be trusted; any damage counts for a tensor of unknown position."""
         if not storages_of(tensor):
             return self._first_damage if tensor.nbytes else None

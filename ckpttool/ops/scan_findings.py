@@ -34,18 +34,13 @@ def special_findings(nan: int, infinite: int, tensor: Tensor) -> list[Finding]:
     findings = []
     if nan:
         findings.append(error("nan", f"{nan:,} of {tensor.size:,} values are NaN", tensor.name))
-    if infinite and not _is_start_value(tensor):
+    # Lightning's k-th best score is infinite until k checkpoints were saved.
+    # Source: Lightning-AI/pytorch-lightning ``callbacks/model_checkpoint.py`` (``kth_value``).
+    is_kth_score = tensor.size == 1 and tensor.path[0] == "callbacks" and tensor.path[-1] == "kth_value"
+    if infinite and not is_kth_score:
         message = f"{infinite:,} of {tensor.size:,} values are infinite"
         findings.append(warning("infinity", message, tensor.name))
     return findings
-
-
-def _is_start_value(tensor: Tensor) -> bool:
-    """Return whether a value is infinite on purpose: Lightning's k-th best score is, until k are saved.
-
-    Source: Lightning-AI/pytorch-lightning ``callbacks/model_checkpoint.py`` (``kth_value``).
-    """
-    return tensor.size == 1 and tensor.path[0] == "callbacks" and tensor.path[-1] == "kth_value"
 
 
 def loss_findings(checkpoint: Checkpoint) -> list[Finding]:
@@ -74,13 +69,13 @@ def checksum_findings(scanned: Sequence[Scanned], checkpoint: Checkpoint | None 
             stated, found = one.span.crc32 or 0, one.crc32 or 0
             name = "CRC-32C" if one.span.algorithm == "crc32c" else "CRC-32"
             message = f"{name} is {found:08x} instead of {stated:08x}"
-            names = tensors_in.get(place_of(one.span), ())
+            names = tensors_in.get(range_of(one.span), ())
             tensors = tuple(name for name in names if name != one.span.where)
             findings.append(error("checksum-mismatch", message, one.span.where)._replace(tensors=tensors))
     return findings
 
 
-def place_of(span: Span) -> tuple[str, int, int]:
+def range_of(span: Span) -> tuple[str, int, int]:
     """Return file, offset and length of a span."""
     return span.extent.file, span.extent.offset, span.extent.nbytes
 

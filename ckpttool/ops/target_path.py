@@ -44,15 +44,11 @@ def target_format(target: str, options: ConvertOptions, *, has_architecture: boo
     name = os.path.basename(target.rstrip(os.sep))
     found = format_of(name, has_architecture=has_architecture)
     if found is None:
-        raise UsageError(f"{target}: {_why_not_writable(name)}")
+        suffix = os.path.splitext(name)[1]
+        endings = sorted(ending for format in WRITABLE for ending in traits_of(format).suffixes)
+        problem = f"can't write {suffix} files" if suffix else "the name has no suffix"
+        raise UsageError(f"{target}: {problem}; use one of {' '.join(endings)}, or --to FORMAT")
     return found
-
-
-def _why_not_writable(name: str) -> str:
-    suffix = os.path.splitext(name)[1]
-    endings = sorted(ending for format in WRITABLE for ending in traits_of(format).suffixes)
-    problem = f"can't write {suffix} files" if suffix else "the name has no suffix"
-    return f"{problem}; use one of {' '.join(endings)}, or --to FORMAT"
 
 
 def check_target(

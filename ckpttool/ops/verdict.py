@@ -71,7 +71,7 @@ PREDICTION = ("load", "predict")
 QUICK_CHECKS = ("structure", "safety")
 NOTHING_CHECKED = "nothing-checked"
 NOT_PREDICTED = "not-predicted"
-NOT_ASKED_FOR = "not asked for"
+NOT_REQUESTED = "not requested"
 """Detail of a check that wasn't requested."""
 SAMPLED_OUT = "sampled out"
 """Detail of a check that a sample left out for this checkpoint."""
@@ -224,7 +224,7 @@ def verify_document(
     }
 
 
-def fatal(*, strict: bool) -> tuple[Severity, ...]:
+def failing_severities(*, strict: bool) -> tuple[Severity, ...]:
     """Return the severities of findings that fail the check."""
     return (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
 

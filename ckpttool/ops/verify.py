@@ -29,7 +29,7 @@ from ckpttool.formats.opening import open_unit
 from ckpttool.ops.verdict import (
     CHECKS,
     COPY,
-    NOT_ASKED_FOR,
+    NOT_REQUESTED,
     OPTIONAL,
     PREDICTION,
     Check,
@@ -128,7 +128,7 @@ def _unopened_verification(
     findings = (broken, *(finding._replace(check="safety") for finding in seen))
     reason = "it is truncated" if isinstance(failure, Truncated) else "the structure is damaged"
     checks = [
-        Check(name, Status.SKIPPED, reason if name in only else NOT_ASKED_FOR)
+        Check(name, Status.SKIPPED, reason if name in only else NOT_REQUESTED)
         for name in CHECKS
         if name != OPTIONAL or asks_for_manifest(only) or fs.isfile(path + _MANIFEST)
     ]

@@ -22,7 +22,7 @@ from ckpttool.formats.discovery import Globs, Walk, discover
 from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
 from ckpttool.ops.verdict import (
     CHECKS,
-    NOT_ASKED_FOR,
+    NOT_REQUESTED,
     QUICK_CHECKS,
     SAMPLED_OUT,
     Verification,
@@ -119,20 +119,22 @@ def verify_tasks(
         progress: Progress of reading.
     """
     if executor is None:
-        here = partial(_do, progress)
+        here = partial(_run_here, progress)
         for task in tasks:
-            yield _settle(task, here(task), here)
+            yield _rerun_while_changing(task, here(task), here)
         return
-    elsewhere = partial(_do_elsewhere, executor)
+    elsewhere = partial(_run_remotely, executor)
     remote = (_RemoteTask.of(task) for task in tasks)
     with closing(submitted(_RemoteTask.run, remote, executor)) as futures:
         for task, future in zip(tasks, futures, strict=True):
             with progress(task.unit.path, task.unit.nbytes):
                 answer = _answer_of(task, future)
-            yield _settle(task, answer, elsewhere)
+            yield _rerun_while_changing(task, answer, elsewhere)
 
 
-def _settle(task: VerifyTask, result: TaskResult, run: Callable[[VerifyTask], TaskResult]) -> TaskResult:
+def _rerun_while_changing(
+    task: VerifyTask, result: TaskResult, run: Callable[[VerifyTask], TaskResult]
+) -> TaskResult:
     """Return the result of a task, which is run again until its checkpoint stops changing or vanishes."""
     # A training may rename, extend or remove a checkpoint while it is verified, which looks like damage. So a
     # bad verdict on a checkpoint that was found in a directory counts only if the checkpoint still has the
@@ -154,7 +156,7 @@ def _settle(task: VerifyTask, result: TaskResult, run: Callable[[VerifyTask], Ta
     return result
 
 
-def _do(progress: Progress, task: VerifyTask) -> TaskResult:
+def _run_here(progress: Progress, task: VerifyTask) -> TaskResult:
     from ckpttool.ops.verify import verify
 
     started = time.perf_counter()
@@ -182,7 +184,11 @@ def _do(progress: Progress, task: VerifyTask) -> TaskResult:
     except CheckpointError as error:
         return TaskResult(error=error)
     if task.is_sampled_out:
-        verdict = _as_sampled_out(verdict)
+        checks = (
+            replace(check, detail=SAMPLED_OUT) if check.detail == NOT_REQUESTED else check
+            for check in verdict.checks
+        )
+        verdict = replace(verdict, checks=tuple(checks))
     return TaskResult(verification=verdict, sealed=sealed, seconds=time.perf_counter() - started)
 
 
@@ -194,14 +200,6 @@ def _with_survival(task: VerifyTask, verdict: Verification, advance: Advance) ->
     from ckpttool.ops.salvage import salvageable
 
     return replace(verdict, survival=salvageable(verdict.path, jobs=task.jobs, advance=advance))
-
-
-def _as_sampled_out(verdict: Verification) -> Verification:
-    checks = (
-        replace(check, detail=SAMPLED_OUT) if check.detail == NOT_ASKED_FOR else check
-        for check in verdict.checks
-    )
-    return replace(verdict, checks=tuple(checks))
 
 
 # Elsewhere ------------------------------------------------------------------------------------------
@@ -232,10 +230,10 @@ class _RemoteTask(NamedTuple):
                 return TaskResult(error=not_visible(unit.path, name), is_lost=True)
         if size_of(unit) != self.nbytes:
             return TaskResult(error=not_the_same(unit.path), is_lost=True)
-        return _do(no_progress, self.task)
+        return _run_here(no_progress, self.task)
 
 
-def _do_elsewhere(executor: Executor, task: VerifyTask) -> TaskResult:
+def _run_remotely(executor: Executor, task: VerifyTask) -> TaskResult:
     (future,) = submitted(_RemoteTask.run, [_RemoteTask.of(task)], executor)
     return _answer_of(task, future)
 

@@ -179,12 +179,17 @@ def test_blocks_are_small_whatever_the_tensor(tmp_path: Path) -> None:
         assert {len(block) for block in one.blocks()} == {1 << 20}
 
 
+def test_the_old_name_of_replace_is_deprecated(guide: Path) -> None:
+    with open_checkpoint(guide) as found, pytest.warns(DeprecationWarning, match=r"use Checkpoint\.replace"):
+        assert found.but(complete=False).complete is False
+
+
 def test_another_checkpoint_of_the_same_files(guide: Path) -> None:
     with open_checkpoint(guide) as found:
         left = found.tensors[:2]
-        other = found.but(tensors=left, metadata=lambda: {"epoch": 4}, complete=False)
+        other = found.replace(tensors=left, metadata=lambda: {"epoch": 4}, complete=False)
         assert (other.tensors, other.metadata, other.complete) == (left, {"epoch": 4}, False)
-        same = found.but()
+        same = found.replace()
         for part in ("path", "format", "variant", "tensors", "files", "metadata", "training", "layers"):
             assert getattr(same, part) == getattr(found, part)
         for part in ("own_names", "native", "producer", "findings", "safety", "complete", "close", "spans"):

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from ckpttool.core import gather as gathering
 from ckpttool.core.gather import blocks_by_box, boxes, copy, gather
 from ckpttool.core.readable import Buffer
-from ckpttool.core.values import Strided, reach
+from ckpttool.core.values import Strided, strided_length
 
 SHAPES = st.lists(st.integers(0, 9), max_size=5)
 TUNING = st.fixed_dictionaries(
@@ -76,7 +76,7 @@ def test_any_steps_are_numpys_view_with_its_words_reversed(
     """Some repeat elements, some overlap, some leave gaps; the last axis of the result is a view, too."""
     shape, steps = tuple(length for length, _ in axes), tuple(step for _, step in axes)
     itemsize, swap = words
-    stored = numbers((reach(shape, steps),), itemsize)
+    stored = numbers((strided_length(shape, steps),), itemsize)
     view = as_strided(stored, shape, tuple(step * itemsize for step in steps))
     expected = np.ascontiguousarray(view).view(f"u{swap}").byteswap()
     wide = np.zeros((*shape[:-1], 2 * shape[-1]), f"V{itemsize}")

@@ -12,7 +12,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from ckpttool.core import values as under_test
 from ckpttool.core.readable import Buffer
-from ckpttool.core.values import Contiguous, Strided, is_contiguous, reach, stored_once
+from ckpttool.core.values import Contiguous, Strided, is_contiguous, stored_once, strided_length
 
 AXES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 40)), max_size=5)
 ITEMS = st.sampled_from([1, 2, 4, 8, 16])
@@ -25,7 +25,7 @@ def view_and_truth(
     """Return a view of random bytes, and the same bytes as NumPy gathers them."""
     shape = tuple(length for length, _ in axes)
     strides = tuple(stride for _, stride in axes)
-    count = offset + reach(shape, strides)
+    count = offset + strided_length(shape, strides)
     data = np.random.default_rng(count).integers(0, 256, count * itemsize, np.uint8)
     items = data.view(f"V{itemsize}")
     expected = as_strided(items[offset:], shape, tuple(stride * itemsize for stride in strides))
@@ -110,4 +110,8 @@ def test_words_are_swapped(word: int) -> None:
 
 def test_empty_views_read_nothing() -> None:
     assert list(Strided(Buffer("x", b""), 0, 4, (0, 3), (3, 1)).blocks(16)) == []
-    assert (reach((0, 3), (3, 1)), reach((), ()), reach((2, 3), (3, 1))) == (0, 1, 6)
+    assert (strided_length((0, 3), (3, 1)), strided_length((), ()), strided_length((2, 3), (3, 1))) == (
+        0,
+        1,
+        6,
+    )

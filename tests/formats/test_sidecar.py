@@ -34,7 +34,7 @@ def tensor(name: str) -> Tensor:
 def checkpoint(*names: str) -> Checkpoint:
     """Return a checkpoint as a format without an entry would open it."""
     opened = of_tensors(list(map(tensor, names)), "safetensors")
-    return opened.but(metadata=lambda: {"format": "pt"})
+    return opened.replace(metadata=lambda: {"format": "pt"})
 
 
 AS_THEY_ARE = {name: {"path": [name], "role": "weights"} for name in ("a", "b")}
@@ -175,7 +175,7 @@ def test_conventions_that_are_none_are_refused() -> None:
 
 def test_a_format_that_holds_the_tree_keeps_it() -> None:
     opened = checkpoint("a")
-    opened = opened.but(tree=lambda: {"a": opened["a"]})
+    opened = opened.replace(tree=lambda: {"a": opened["a"]})
     document = json.loads(written({"native": {}}))
     del document["tensors"]
     found = apply_sidecar(opened, json.dumps(document), "here")
@@ -186,7 +186,7 @@ def test_a_format_that_holds_the_tree_keeps_it() -> None:
 
 def test_roles_are_told_to_a_format_that_holds_the_tree() -> None:
     opened = checkpoint("a", "b")
-    opened = opened.but(tree=lambda: {"a": opened["a"], "b": opened["b"], "again": opened["a"]})
+    opened = opened.replace(tree=lambda: {"a": opened["a"], "b": opened["b"], "again": opened["a"]})
     document = written({"training": {"learning_rate": 0.5}}, tensors=None, roles={"a": "optimizer"})
     found = apply_sidecar(opened, document, "here")
     assert found.findings == ()

@@ -9,8 +9,8 @@ from ckpttool import Checkpoint, Difference, Inspection, Role, Tensor
 from ckpttool.core.checkpoint import FileEntry
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.naming import parse_name
-from ckpttool.ops.difference import ABSENT, Broken, Change, Described, Facts, ValueChange
-from ckpttool.ops.drift import Drift, DriftStep, Point
+from ckpttool.ops.difference import ABSENT, Change, SideSummary, TensorFacts, UnreadableTensor, ValueChange
+from ckpttool.ops.drift import Drift, DriftPoint, DriftStep
 from ckpttool.ops.inspect import ValueStatistics
 from ckpttool.runs.listing import ListedCheckpoint, ListedSeries, Listing
 from ckpttool.runs.undo import RestoredCheckpoint, Undone
@@ -45,9 +45,9 @@ def inspection(
 
 def facts(
     name: str, shape: tuple[int, ...] = (10, 2), dtype: str = "float32", role: Role = Role.WEIGHTS
-) -> Facts:
+) -> TensorFacts:
     """Return what a tensor is on one side."""
-    return Facts(name, role, BY_NAME[dtype], shape, 80)
+    return TensorFacts(name, role, BY_NAME[dtype], shape, 80)
 
 
 def statistics(**measured: Any) -> Statistics:
@@ -98,18 +98,18 @@ def retyped(name: str, dtype: str = "bfloat16", **measured: Any) -> Change:
     return Change(a=facts(name), b=facts(name, dtype=dtype), kind="dtype", statistics=found)
 
 
-def side(path: str = "a.pth", **known: Any) -> Described:
+def side(path: str = "a.pth", **known: Any) -> SideSummary:
     """Return one side as a whole."""
     usual: dict[str, Any] = {"format": "pytorch", "variant": "zip", "producer": "pytorch"}
     usual |= {"nbytes": 1_000_000_000, "tensors": 258, "parameters": 1000}
-    return Described(path, **usual | known)
+    return SideSummary(path, **usual | known)
 
 
 def difference(
     *changed: Change,
     compared: int = 258,
-    added: Iterable[str | Facts] = (),
-    removed: Iterable[str | Facts] = (),
+    added: Iterable[str | TensorFacts] = (),
+    removed: Iterable[str | TensorFacts] = (),
     values: Iterable[tuple[str, object, object]] = (),
     reported: Iterable[tuple[str, object, object]] = (),
     broken: Iterable[tuple[str, str, str]] = (),
@@ -128,13 +128,13 @@ def difference(
         removed=_facts(removed),
         values=tuple(ValueChange(*one) for one in values),
         reported=tuple(ValueChange(*one) for one in reported),
-        broken=tuple(Broken(name, Side(where), why) for name, where, why in broken),
+        broken=tuple(UnreadableTensor(name, Side(where), why) for name, where, why in broken),
         tolerance=Tolerance(**tolerance or {}),
         **usual | known,
     )
 
 
-def _facts(tensors: Iterable[str | Facts]) -> tuple[Facts, ...]:
+def _facts(tensors: Iterable[str | TensorFacts]) -> tuple[TensorFacts, ...]:
     return tuple(facts(one) if isinstance(one, str) else one for one in tensors)
 
 
@@ -152,7 +152,7 @@ def step(
 
 def drift(points: Iterable[tuple[Any, ...]], *steps: DriftStep) -> Drift:
     """Return a series; a point is a path, and its epoch, step, loss and norm as far as they are known."""
-    return Drift(tuple(Point(*(one + (None,) * 4)[:5]) for one in points), steps)
+    return Drift(tuple(DriftPoint(*(one + (None,) * 4)[:5]) for one in points), steps)
 
 
 # What lies in a directory ---------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from ckpttool.core.text import (
     share,
     two_values,
 )
-from ckpttool.ops.difference import ABSENT, Change, Difference, Facts, ValueChange
+from ckpttool.ops.difference import ABSENT, Change, Difference, TensorFacts, ValueChange
 from ckpttool.ops.resume import part_of
 from ckpttool.weights.comparing.statistics import Tolerance, relative_norm
 
@@ -133,7 +133,7 @@ def _lacking_words(difference: Difference) -> Iterator[str]:
             yield f"{name} lacks {', '.join(most)} and {last}" if most else f"{name} lacks {last}"
 
 
-def _part_of_tensor(facts: Facts) -> str | None:
+def _part_of_tensor(facts: TensorFacts) -> str | None:
     """Return the part of a training's state that a tensor belongs to; None if it may be a module's."""
     # A name such as "scheduler" may also be a module's. Training state is known by its role, and unless it is
     # of an optimizer, by a shape or type that weights don't have: one element, or integers.
@@ -323,7 +323,7 @@ def _unpaired_lines(difference: Difference, colour: bool, limit: int | None) -> 
     yield from _first_lines(renamed, limit, colour, Style.CYAN)
 
 
-def _tensor_line(facts: Facts) -> str:
+def _tensor_line(facts: TensorFacts) -> str:
     return f"{printable(facts.name)}  {facts.dtype} {shape_text(facts.shape)}"
 
 

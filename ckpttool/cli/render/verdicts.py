@@ -13,7 +13,7 @@ from ckpttool.core.report import Finding, Severity
 from ckpttool.core.text import counted, file_size, first_names, printable, printable_cut
 from ckpttool.ops.verdict import (
     COPY,
-    NOT_ASKED_FOR,
+    NOT_REQUESTED,
     PREDICTION,
     SAMPLED_OUT,
     Check,
@@ -21,7 +21,7 @@ from ckpttool.ops.verdict import (
     Status,
     Survival,
     Verification,
-    fatal,
+    failing_severities,
 )
 
 SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
@@ -138,7 +138,7 @@ def _in_brief(verification: Verification) -> str:
     failed = [one.name for one in verification.checks if one.status is Status.FAILED]
     if failed or not verification.is_fine:
         return ", ".join(failed) or "not fully checked"
-    if any(check.detail == NOT_ASKED_FOR for check in verification.checks):
+    if any(check.detail == NOT_REQUESTED for check in verification.checks):
         done = [
             check.name if check.status is Status.PASSED else _check_words(check)
             for check in verification.checks
@@ -177,7 +177,7 @@ def _remedy_lines(verification: Verification, style: VerifyStyle, explained: set
     """Return the remedies of failures: a line for each code that isn't in ``explained`` yet."""
     from ckpttool.cli.explanations import remedy_of
 
-    fatal_ones = fatal(strict=style.strict)
+    fatal_ones = failing_severities(strict=style.strict)
     codes = [one.code for one in verification.findings if is_open(one) and one.severity in fatal_ones]
     new = [code for code in dict.fromkeys(codes) if code not in explained]
     explained.update(new)

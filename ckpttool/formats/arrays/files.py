@@ -246,7 +246,7 @@ class Npy(Format):
             ((name, description),) = arrays.descriptions.items()
             return {name: {**description, "CRC-32": f"{checksum[1]:08x}"}}
 
-        return checkpoint.but(metadata=metadata)
+        return checkpoint.replace(metadata=metadata)
 
 
 class Npz(Format):
@@ -299,7 +299,7 @@ class Npz(Format):
         )
         # Without its directory, a zip doesn't record which arrays it had.
         missing = {name.removesuffix(_SUFFIX): one.why for name, one in archive.lost.items() if name != ENTRY}
-        checkpoint = checkpoint.but(
+        checkpoint = checkpoint.replace(
             complete=not archive.is_cut, names_all=not archive.is_cut, missing=missing
         )
         return apply_sidecar_record(checkpoint, archive, entry)

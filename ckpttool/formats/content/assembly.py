@@ -36,7 +36,7 @@ from ckpttool.core.tensor import (
     Role,
     Span,
     Tensor,
-    is_beside_weights,
+    is_training_key,
     role_below,
     role_of,
     role_of_module,
@@ -541,7 +541,7 @@ def _role_among_layers(path: Path, shape: tuple[int, ...], layer_names: Collecti
     first, dot, _ = key.partition(".")
     if first in layer_names:
         return Role.WEIGHTS
-    if any(WHOLE_WEIGHTS.search(name) for name in layer_names) or is_beside_weights(first):
+    if any(WHOLE_WEIGHTS.search(name) for name in layer_names) or is_training_key(first):
         return role_of(path, shape)
     if not dot and shape == () and is_training_scalar(key):
         return Role.TRAINING

@@ -104,7 +104,7 @@ def apply_hdf5_sidecar(checkpoint: Checkpoint, opened: OpenedHdf5, where: str = 
 
     document = opened.entry()
     tensors = restore_slashes(checkpoint.tensors, document)
-    return apply_sidecar(checkpoint.but(tensors=tensors), document, where)
+    return apply_sidecar(checkpoint.replace(tensors=tensors), document, where)
 
 
 def _infer_roles(opened: OpenedHdf5) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ from ckpttool.containers.hdf5_writer import Plan, build_structure
 from ckpttool.containers.zip_writer import MAX_NAME, NumpyZip
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.tensor import Path, Tensor
-from ckpttool.core.training import is_told_by
+from ckpttool.core.training import depends_only_on
 from ckpttool.formats.content.plain_data import RECORDS
 from ckpttool.formats.hdf5.writer import hdf5_plan, path_refusals
 from ckpttool.formats.keras.config_writer import (
@@ -247,7 +247,7 @@ def _sidecar(
             is_native &= key in held_metadata and held_metadata[key] == value
     metadata = {} if is_native else content.metadata
     names = {tensor.name for tensor in content.tensors}
-    is_known = content.training == TrainingState() or (is_native and is_told_by(content.training, names))
+    is_known = content.training == TrainingState() or (is_native and depends_only_on(content.training, names))
     is_tied = any(tensor.shares_with is not None for tensor in content.tensors)
     is_known = is_known and not content.conventions
     if not native and not metadata and is_known and content.tree is None and not is_tied:

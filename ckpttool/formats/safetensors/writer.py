@@ -14,7 +14,7 @@ from typing import ClassVar, TypeGuard
 from ckpttool.core.checkpoint import TrainingState
 from ckpttool.core.dtypes import BY_SAFETENSORS
 from ckpttool.core.tensor import Tensor
-from ckpttool.core.training import is_told_by
+from ckpttool.core.training import depends_only_on
 from ckpttool.formats.safetensors.reader import MAX_HEADER
 from ckpttool.formats.sharded import ShardFiles, shard_index, shard_names, shard_refusals, split_into_shards
 from ckpttool.formats.sidecar import ENTRY, sidecar_of
@@ -137,7 +137,7 @@ def _metadata_and_sidecar(content: Content) -> tuple[dict[str, str], dict[str, s
         rest = content
         if native == metadata and (metadata or was_safetensors):
             names = {tensor.name for tensor in content.tensors}
-            is_native = was_safetensors and is_told_by(content.training, names)
+            is_native = was_safetensors and depends_only_on(content.training, names)
             training = TrainingState() if is_native else content.training
             rest = replace(content, metadata={}, training=training)
         sidecar = sidecar_of(rest)

@@ -23,7 +23,7 @@ from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
 from ckpttool.core.parameters import LogicalTensor
 from ckpttool.core.readable import Readable, swap_width
 from ckpttool.core.tensor import Extent, Path, Role, Values
-from ckpttool.core.values import Contiguous, Strided, flip_signs, is_contiguous, reach
+from ckpttool.core.values import Contiguous, Strided, flip_signs, is_contiguous, strided_length
 from ckpttool.formats.arrays.objects import numpy_leaf
 from ckpttool.formats.content.plain_data import PayloadChecksums, describe
 from ckpttool.formats.content.tree import MAX_VISITS, Leaf, TensorParts, TreeBudget, flatten, merge_slots
@@ -154,7 +154,7 @@ class TorchObjects:
         # The numbers come from the pickle, so the view is checked against its storage before anything is
         # read. A stride of 0 (an expanded tensor) is legal: shapes say nothing about the stored bytes.
         in_one_piece = is_contiguous(shape, strides)
-        end = dtype.nbytes(offset + (size if in_one_piece else reach(shape, strides)))
+        end = dtype.nbytes(offset + (size if in_one_piece else strided_length(shape, strides)))
         if end > storage.nbytes and 0 not in shape:
             raise self._bounds(storage, f"bytes up to {end:,} of a storage of {storage.nbytes:,}")
         start = storage.offset + dtype.nbytes(offset)

@@ -86,7 +86,7 @@ class PytorchZip(Format):
             records=records.unknown(lambda name: name in ("data.pkl", ENTRY) or storages.holds(name)),
             tree=tree_builder(root, objects.leaf, probe.path, torch_node),
         )
-        checkpoint = checkpoint.but(missing=storages.loss_reasons(checkpoint.tensors))
+        checkpoint = checkpoint.replace(missing=storages.loss_reasons(checkpoint.tensors))
         return apply_sidecar_record(checkpoint, probe.archive, records.by_name.get(ENTRY))
 
 

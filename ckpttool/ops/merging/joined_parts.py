@@ -7,7 +7,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckpttool.containers.pickle.pickle_nodes import Mapped
 from ckpttool.core.checkpoint import Checkpoint
@@ -26,11 +26,8 @@ _MAX_DEPTH = 100
 _SHOWN_CHARACTERS = 60
 
 
-class MergePart(NamedTuple):
-    """An open checkpoint, and its path as given."""
-
-    path: str
-    checkpoint: Checkpoint
+MergePart = tuple[str, Checkpoint]
+"""An open checkpoint, after its path as given."""
 
 
 # Which shards there are -----------------------------------------------------------------------------------
@@ -87,11 +84,11 @@ def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
         parts: Open, intact checkpoints.
         variant: ``sharded`` for the shards of one set; None keeps the first part's.
     """
-    first = parts[0].checkpoint
-    for part in parts[1:]:
-        if part.checkpoint.format != first.format:
-            found = f"{part.checkpoint.format}, but {parts[0].path} is {first.format}"
-            raise DamagedCheckpoint(part.path, found, expected="parts of one format", code="shard-format")
+    first_path, first = parts[0]
+    for path, checkpoint in parts[1:]:
+        if checkpoint.format != first.format:
+            found = f"{checkpoint.format}, but {first_path} is {first.format}"
+            raise DamagedCheckpoint(path, found, expected="parts of one format", code="shard-format")
     _require_disjoint(parts)
     _require_one_save(parts)
     if variant is not None:
@@ -99,36 +96,37 @@ def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
     metadata = _unite(parts, lambda one: one.metadata, "metadata")
     native = _unite(parts, lambda one: one.native, "native content")
     tree = None
-    if any(part.checkpoint.tree is not None for part in parts):
+    checkpoints = [checkpoint for _, checkpoint in parts]
+    if any(one.tree is not None for one in checkpoints):
         tree = _unite(parts, _tree_or_tensors, "content")
     staged = [
-        part.checkpoint.training
-        for part in parts
-        if any(getattr(part.checkpoint.training, stage) is not None for stage in _STAGES)
+        one.training
+        for one in checkpoints
+        if any(getattr(one.training, stage) is not None for stage in _STAGES)
     ]
 
     def spans() -> Iterator[Span]:
-        for part in parts:
-            for span in part.checkpoint.spans():
-                yield span._replace(where=f"{os.path.basename(part.path)}: {span.where}")
+        for path, checkpoint in parts:
+            for span in checkpoint.spans():
+                yield span._replace(where=f"{os.path.basename(path)}: {span.where}")
 
     return Checkpoint(
-        path=parts[0].path,
+        path=first_path,
         format=first.format,
         variant=variant or first.variant,
         conventions=first.conventions,
-        tensors=tuple(tensor for part in parts for tensor in part.checkpoint.tensors),
-        files=tuple(entry for part in parts for entry in part.checkpoint.files),
+        tensors=tuple(tensor for one in checkpoints for tensor in one.tensors),
+        files=tuple(entry for one in checkpoints for entry in one.files),
         spans=spans,
         metadata=lambda: metadata,
         training=lambda: staged[0] if staged else first.training,
-        layers=lambda: {name: kind for part in parts for name, kind in part.checkpoint.layers.items()},
-        own_names=lambda: {name: own for part in parts for name, own in part.checkpoint.own_names.items()},
+        layers=lambda: {name: kind for one in checkpoints for name, kind in one.layers.items()},
+        own_names=lambda: {name: own for one in checkpoints for name, own in one.own_names.items()},
         tree=lambda: tree,
         native=lambda: native,
         producer=first.producer,
-        findings=tuple(add_part_name(one, part.path) for part in parts for one in part.checkpoint.findings),
-        safety=tuple(add_part_name(one, part.path) for part in parts for one in part.checkpoint.safety),
+        findings=tuple(add_part_name(found, path) for path, one in parts for found in one.findings),
+        safety=tuple(add_part_name(found, path) for path, one in parts for found in one.safety),
     )
 
 
@@ -139,10 +137,10 @@ def _require_one_save(parts: Sequence[MergePart]) -> None:
     """Raise DamagedCheckpoint if parts have different epochs or steps."""
     for stage in _STAGES:
         seen: list[tuple[object, str]] = []
-        for part in parts:
-            number = getattr(part.checkpoint.training, stage)
+        for path, checkpoint in parts:
+            number = getattr(checkpoint.training, stage)
             if number is not None:
-                seen.append((number, part.path))
+                seen.append((number, path))
         for number, path in seen[1:]:
             first, where = seen[0]
             if number != first:
@@ -154,25 +152,26 @@ def _require_disjoint(parts: Sequence[MergePart]) -> None:
     """Raise DamagedCheckpoint if two parts have a tensor of the same name, even an equal one."""
     owners: dict[str, tuple[MergePart, Tensor]] = {}
     for part in parts:
-        for tensor in part.checkpoint.tensors:
+        for tensor in part[1].tensors:
             first, other = owners.setdefault(tensor.name, (part, tensor))
             if first is not part:
                 raise _duplicate_error(first, other, part, tensor)
 
 
 def _duplicate_error(first: MergePart, one: Tensor, second: MergePart, two: Tensor) -> CheckpointError:
-    doubled = [name for name in second.checkpoint if name in first.checkpoint]
-    unlike = any(first.checkpoint[name].shape != second.checkpoint[name].shape for name in doubled)
-    named = all(_OF_A_TENSOR_PARALLEL_RANK.fullmatch(os.path.basename(part.path)) for part in (first, second))
-    shapes = f"{list(two.shape)} here and {list(one.shape)} in {first.path}"
+    (first_path, owner), (path, checkpoint) = first, second
+    doubled = [name for name in checkpoint if name in owner]
+    unlike = any(owner[name].shape != checkpoint[name].shape for name in doubled)
+    named = all(_OF_A_TENSOR_PARALLEL_RANK.fullmatch(os.path.basename(one)) for one in (first_path, path))
+    shapes = f"{list(two.shape)} here and {list(one.shape)} in {first_path}"
     if unlike or named:
         found = f"{shapes}: slices of a tensor-parallel model; no file records the axis of the cut"
         expected = "parts with different tensors"
     else:
         others = f" and {counted(len(doubled) - 1, 'other')}" if len(doubled) > 1 else " too"
-        found = f"{first.path} holds it{others}"
+        found = f"{first_path} holds it{others}"
         expected = "parts with different tensors; average combines whole checkpoints"
-    return DamagedCheckpoint(second.path, found, expected=expected, where=two.name, code="tensor-twice")
+    return DamagedCheckpoint(path, found, expected=expected, where=two.name, code="tensor-twice")
 
 
 def _require_types(parts: Sequence[MergePart]) -> None:
@@ -181,9 +180,9 @@ def _require_types(parts: Sequence[MergePart]) -> None:
     # model fit by names and shapes; but within a save, all tensors of a kind, ``layers.#.weight``, have one
     # type or a few, and any two shards have one of these in common.
     seen: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for part in parts:
-        for tensor in part.checkpoint.tensors:
-            seen[_NUMBER.sub("#", tensor.name)][part.path].add(tensor.dtype.name)
+    for path, checkpoint in parts:
+        for tensor in checkpoint.tensors:
+            seen[_NUMBER.sub("#", tensor.name)][path].add(tensor.dtype.name)
     for pattern, by_path in seen.items():
         (first, types), *others = by_path.items()
         for path, own in others:
@@ -203,13 +202,13 @@ def _require_types(parts: Sequence[MergePart]) -> None:
 
 def _unite(parts: Sequence[MergePart], take: Callable[[Checkpoint], object], what: str) -> Any:
     """Return the trees that ``take`` returns for each part, united."""
-    whole = take(parts[0].checkpoint)
-    for part in parts[1:]:
+    whole = take(parts[0][1])
+    for path, checkpoint in parts[1:]:
         try:
-            whole = unite_trees(whole, take(part.checkpoint))
+            whole = unite_trees(whole, take(checkpoint))
         except TreeConflict as conflict:
             found = f"{conflict} ({what}); parts must come from one save"
-            raise DamagedCheckpoint(part.path, found, where=conflict.where, code="part-stale") from conflict
+            raise DamagedCheckpoint(path, found, where=conflict.where, code="part-stale") from conflict
     return whole
 
 

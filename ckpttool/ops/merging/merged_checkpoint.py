@@ -59,7 +59,7 @@ def with_contents(
     native: Mapping[str, bytes],
 ) -> Checkpoint:
     """Return a checkpoint of the same files with other content; closing it closes the files."""
-    return checkpoint.but(
+    return checkpoint.replace(
         tensors=tensors, metadata=lambda: metadata, tree=lambda: tree, native=lambda: native
     )
 
@@ -82,7 +82,7 @@ def require_intact(checkpoint: Checkpoint) -> None:
         raise DamagedCheckpoint(checkpoint.path, "it is incomplete", code="incomplete")
 
 
-OF_PARTITIONS = frozenset(
+PARTITION_KEYS = frozenset(
     {
         *("module", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments"),
         *("shared_params", "buffer_names", "dp_world_size", "mp_world_size", "num_experts"),
@@ -90,7 +90,7 @@ OF_PARTITIONS = frozenset(
     }
 )
 """Keys of model states that describe the job's distribution; all other keys are the trainer's."""
-OF_OPTIMIZER = frozenset(
+OPTIMIZER_KEYS = frozenset(
     {
         *(
             BASE,
@@ -114,15 +114,15 @@ def discarded_rank_state(checkpoint: Checkpoint, job: ZeroJob) -> Iterator[Probl
     first = checkpoint.metadata
     for path in job.others:
         own = rank_metadata(checkpoint, path)
-        yield from _differing_keys(stem(path), first, own, OF_PARTITIONS)
+        yield from _differing_keys(stem(path), first, own, PARTITION_KEYS)
         below = {str(one.path[1]) for one in checkpoint.tensors if one.path[0] == stem(path)}
-        for key in sorted(below - OF_PARTITIONS):
+        for key in sorted(below - PARTITION_KEYS):
             yield Problem(f"{stem(path)}.{key}", _DIFFERS)
     ranks = [rank for stage in job.stages for rank in stage.ranks]
     for rank in ranks[1:]:
         states, wanted = rank.metadata.get(STATES), ranks[0].metadata.get(STATES)
         if isinstance(states, Mapping) and isinstance(wanted, Mapping):
-            yield from _differing_keys(f"{stem(rank.path)}.{STATES}", wanted, states, OF_OPTIMIZER)
+            yield from _differing_keys(f"{stem(rank.path)}.{STATES}", wanted, states, OPTIMIZER_KEYS)
     for entry in checkpoint.files:
         name = os.path.basename(entry.path)
         if stem(name) in checkpoint.metadata and not any(kind.fullmatch(name) for kind in KINDS.values()):

@@ -128,7 +128,7 @@ def _require_all(path: str, lacking: Collection[str]) -> None:
         )
 
 
-class Spread(Probe):
+class JoinedDirectories(Probe):
     """Probe of several directories as if they were one: each machine of a job wrote one to its own disk."""
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -144,7 +144,7 @@ class Spread(Probe):
                 if name in TABLES and first.is_dir() and entry.is_dir():
                     others[name] += (entry,)
                 elif not _is_aside(first, entry):
-                    raise part_twice(entry.path, first.path)
+                    raise duplicate_part(entry.path, first.path)
         self.other_entries = others
 
     @cached_property
@@ -153,7 +153,7 @@ class Spread(Probe):
         return self._found
 
 
-def part_twice(path: str, first: str) -> CheckpointError:
+def duplicate_part(path: str, first: str) -> CheckpointError:
     """Return the error for a part that is given twice."""
     return DamagedCheckpoint(path, f"{first} is the same part", expected="each part once", code="part-twice")
 
@@ -187,7 +187,7 @@ def require_one_serial(paths: Sequence[str]) -> None:
                 raise DamagedCheckpoint(path, found, expected="parts of one save", code="part-stale")
 
 
-def open_spread(paths: Sequence[str]) -> Checkpoint | None:
+def open_several_directories(paths: Sequence[str]) -> Checkpoint | None:
     """Return the checkpoint that is spread over several directories; None for formats that never are."""
     # The first directory gives the checkpoint's path, and an entry that all have alike is read from it: so
     # the first machine's comes first, in whatever order they are given.
@@ -199,7 +199,7 @@ def open_spread(paths: Sequence[str]) -> Checkpoint | None:
     if not kinds & set(_READ_TOGETHER):
         return None
     with ExitStack() as until_opened:
-        probe = until_opened.enter_context(Spread(first))
+        probe = until_opened.enter_context(JoinedDirectories(first))
         format = detect(probe)
         if not isinstance(format, _READ_TOGETHER):
             return None

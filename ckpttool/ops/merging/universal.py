@@ -15,7 +15,7 @@ from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.opening import open_file
 from ckpttool.formats.torch.deepspeed import MODEL_STATES
 from ckpttool.formats.torch.deepspeed_zero import MODULE, ZERO, is_full_precision, shapes_of
-from ckpttool.ops.merging.merged_checkpoint import OF_PARTITIONS, MergedCheckpoint, with_contents
+from ckpttool.ops.merging.merged_checkpoint import PARTITION_KEYS, MergedCheckpoint, with_contents
 from ckpttool.ops.merging.zero_partitions import BASE
 
 OPTIMIZER = "optimizer"
@@ -104,7 +104,7 @@ def _shared_content(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the content of the first model states next to the model."""
     with open_file(_model_states(checkpoint)[0]) as part:
         tree = part.tree if isinstance(part.tree, dict) else {}
-        kept = {key: value for key, value in tree.items() if key not in OF_PARTITIONS}
+        kept = {key: value for key, value in tree.items() if key not in PARTITION_KEYS}
     by_path = {tensor.path: tensor for tensor in checkpoint.tensors}
     inside = {id(one): by_path[one.path] for one in tensors_in(kept) if one.path in by_path}
     content = replace_tensors(kept, inside)

@@ -23,8 +23,8 @@ from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.opening import open_file
 from ckpttool.formats.torch.deepspeed_zero import STATES
 from ckpttool.ops.merging.merged_checkpoint import (
-    OF_OPTIMIZER,
-    OF_PARTITIONS,
+    OPTIMIZER_KEYS,
+    PARTITION_KEYS,
     MergedCheckpoint,
     discarded_rank_state,
     with_contents,
@@ -188,7 +188,7 @@ def _param_groups(
         groups.append({**own, "params": [cut.name for cut in cuts.values() if cut.group == at]})
     rest = {}
     for key, value in optimizer.items():
-        if key in OF_OPTIMIZER:
+        if key in OPTIMIZER_KEYS:
             continue
         # An object of DeepSpeed's, such as the loss scaler, is replaced by its attributes: without DeepSpeed
         # its class can't be imported.
@@ -208,7 +208,7 @@ def _shared_content(checkpoint: Checkpoint, job: ZeroJob) -> tuple[dict[str, Any
         key: value for key, value in checkpoint.metadata.items() if key not in job.stems
     }
     by_path = {tensor.path: tensor for tensor in checkpoint.tensors}
-    kept = {key: value for key, value in stated.items() if key not in OF_PARTITIONS}
+    kept = {key: value for key, value in stated.items() if key not in PARTITION_KEYS}
     inside = {id(one): by_path[one.path] for one in tensors_in(kept) if one.path in by_path}
     content = replace_tensors(kept, inside)
     rank: Rank = job.stages[0].ranks[0]

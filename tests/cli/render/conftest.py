@@ -16,8 +16,8 @@ DETAILS = {
     "checksum": "14 records",
     "values": "8 tensors",
     "safety": "loading it runs no code",
-    "load": "not asked for",
-    "predict": "not asked for",
+    "load": "not requested",
+    "predict": "not requested",
 }
 
 

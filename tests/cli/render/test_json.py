@@ -78,7 +78,7 @@ def inspection(safety: tuple[Finding, ...] = (), **known: Any) -> Inspection:
 def verification(status: Status = Status.PASSED, safety: Safety = Safety.SAFE) -> Verification:
     checks = (
         Check("structure", status, "1 file, 2 tensors"),
-        Check("checksum", Status.SKIPPED, "not asked for"),
+        Check("checksum", Status.SKIPPED, "not requested"),
         Check("safety", Status.FAILED if safety is Safety.UNSAFE else Status.PASSED, ""),
     )
     return Verification("m.pth", "pytorch", "zip", safety, checks, (error("nan", "1 of 2", "w"),), 7)
