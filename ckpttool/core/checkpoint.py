@@ -51,6 +51,8 @@ class Origin(NamedTuple):
     is_earlier_step: bool
 
 
+# An origin is a text in documents and sidecars, such as ``key losses[-1]``, ``tensor step``,
+# ``name model_epoch_3.pth`` or, in Paddle Fluid, ``file trainer_0/epoch_id``.
 _TRAINER = re.compile(r"file trainer_(\d+)/(\w+)")
 _INDEX = re.compile(r"\[(\d+)\]")
 _LAST = "[-1]"
@@ -199,6 +201,8 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
     def replace(self, **changes: Any) -> Checkpoint:
         """Return a checkpoint of the same files with other values of some parts; close only the new one."""
+        # A lazy part is passed on as a read of this checkpoint's attribute: it is computed at most once for
+        # both. Other metadata than this checkpoint's isn't derived from a model's program.
         same: dict[str, Any] = {
             name: partial(getattr, self, name) if name in _LAZY else getattr(self, name)
             for name in CheckpointParts.__annotations__
@@ -236,9 +240,9 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
                 weights, without the key that all are below (``model_state_dict``).
 
         Raises:
-            KeyError: There is nothing below the key.
+            KeyError: No tensor is below the key.
             MissingPackage: The framework is not installed.
-            CheckpointError: The file can't be read as far as it said.
+            CheckpointError: The file can't be read, or is shorter than it was.
             TypeError: The framework has no such type.
         """
         return _state_dict(self.path, self.tensors, framework, key)
@@ -356,6 +360,8 @@ def _state_dict(path: str, tensors: Sequence[Tensor], framework: str, key: str |
     if framework not in makers:
         raise UsageError(f"unknown framework {framework!r} (choose from {', '.join(makers)})")
     make = makers[framework](path)
+    # Tied weights become one tensor, as in the model, if their owner was made before. A tie to a tensor
+    # outside of the selection, such as an optimizer's, is read on its own.
     made: dict[str, Any] = {}
     result = {}
     for name, tensor in _names(tensors, key).items():
@@ -392,9 +398,11 @@ def _as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return all elements as new bytes, little-endian; contiguous ones are read directly into the result."""
+    """Return all elements as new bytes, little-endian."""
     import numpy as np
 
+    # Contiguous elements of a local file are read directly into the result, by unbuffered reads: all others
+    # pass through blocks in memory, which takes another copy.
     content = np.empty(tensor.nbytes, np.uint8)
     extent = tensor.extent
     if extent is not None and tensor.byteorder == "little" and not is_url(extent.file):

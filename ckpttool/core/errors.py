@@ -74,12 +74,14 @@ class CheckpointError(Exception):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
+    # Errors cross processes. By default, pickle calls the class with ``args``, which has the path alone.
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self._found), self.__dict__
 
     @property
     def found(self) -> str:
-        """The problem. Credentials are removed here, since most errors are caught and never shown."""
+        """The problem, without credentials."""
+        # Removing them searches the environment; most errors are caught and never shown, so it is done here.
         return without_signatures(self._found)
 
     @property

@@ -40,6 +40,8 @@ _large_boxes = threading.BoundedSemaphore(_LARGE_BOXES)
 @contextmanager
 def _box_room(wanted: int) -> Iterator[int]:
     """Yield the limit on a box, in bytes; if two large boxes are in use, a smaller one, without waiting."""
+    # A larger box needs fewer passes over the stored bytes. At most two of 64 MiB exist at a time, so that
+    # memory doesn't grow with the number of threads by more than 8 MiB each.
     is_large = wanted > _SMALL_BOX_BYTES and _large_boxes.acquire(blocking=False)
     try:
         yield BOX_BYTES if is_large else _SMALL_BOX_BYTES
@@ -68,6 +70,7 @@ def blocks_by_box(
 
     if 0 in shape:
         return
+    # Blocks are multiples of 16 bytes, the largest element (complex128), so that none is cut.
     step, total = max(16, limit - limit % 16), math.prod(shape) * itemsize
     with _box_room(min(most, total)) as room:
         nbytes = max(min(room, most, total), itemsize)
@@ -174,6 +177,8 @@ class _Tiling(NamedTuple):
         nbytes = self.itemsize
         for axis in axes:
             size, least = min(self.lengths[axis], -(-goal // nbytes)), sizes[axis]
+            # A guess in proportion to the excess, and then one less at a time: with gaps that are read, too,
+            # the bytes of a tile aren't proportional to its length.
             while size > least:
                 sizes[axis] = size
                 tile_bytes = self._nbytes(sizes)
@@ -216,6 +221,9 @@ def gather(
 
     if into.size == 0:
         return
+    # Axes of length 1 are dropped, and the others sorted by their stored step, the widest first: then the
+    # last axes of a tile are the runs to read. An axis that repeats an element (step 0) has length 1 in the
+    # tiling, and ``copyto`` broadcasts it.
     itemsize = into.itemsize
     item = _WORDS.get(itemsize, f"V{itemsize}")
     wide = [axis for axis in range(into.ndim) if into.shape[axis] > 1]
@@ -260,6 +268,8 @@ class _TileReader:
             at += pitch * itemsize
         if self._swap > 1:
             np.frombuffer(self._buffer[:used], f"u{self._swap}").byteswap(inplace=True)
+        # In the buffer, axes within a run keep their stored steps, as gaps are read, too. The axes before
+        # them step over whole runs, which lie at a distance of the pitch.
         strides = [step * itemsize if size > 1 else 0 for step, size in zip(steps, sizes, strict=True)]
         below = pitch * itemsize
         for axis in range(split - 1, -1, -1):

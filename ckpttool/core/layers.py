@@ -1,4 +1,4 @@
-"""Types of layers, with the facts that decide in which order the elements of their weights are."""
+"""Types of layers, with the facts that decide the order of elements in their weights."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class LayoutDoubt(Enum):
         return self not in (LayoutDoubt.RESET, LayoutDoubt.RESET_UNKNOWN)
 
 
+# Sidecars record the values of ``LayoutDoubt``, so these texts may change. Those of version 0.1, which
+# recorded its sentences, are parsed by patterns of their own in ``formats.layer_documents``.
 _TEXTS = {
     LayoutDoubt.INPUT_ORDER: "it follows {}",
     LayoutDoubt.OUTPUT_ORDER: "{} uses its output",

@@ -66,6 +66,7 @@ class OperatorLists:
 
     def danger(self, name: str) -> tuple[Severity, str] | None:
         """Return severity and effect of a call; None if it only computes, or is unknown."""
+        # One pattern of all globs rejects most names at once; the first matching line has the effect.
         if not self._danger_pattern.match(name):
             return None
         matches = ((severity, does) for severity, glob, does in self.dangers if fnmatchcase(name, glob))

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 
+# Names of files may be hostile. Repetitions that could backtrack are bounded ({1,18}, {0,200}), and patterns
+# that end with ``$`` are searched in the few characters before a number only (``naming.LOOK_BACK``), so that
+# no name takes long.
+
 FLAGS = re.ASCII | re.IGNORECASE
 SEPARATOR = r"[-_=.: (\[]{0,2}"
 """Characters between a key and its number."""
 
 SUFFIX = re.compile(r"\.(?:weights\.h5|[a-z]{1,12}|h5|hdf5|pt2)$", FLAGS)
 SHARD = re.compile(r"(?<![0-9])(?:[0-9]+|\?{5})[-_]of[-_][0-9]+(?![0-9])", FLAGS)
+# The separators of a date are equal (2024-01-31, 20240131, not 2024-0131), and so are those of its time.
 DATE = re.compile(
     r"(?<![0-9])((?:19|20)[0-9]{2})([-_.]?)(0[1-9]|1[0-2])\2(0[1-9]|[12][0-9]|3[01])"
     r"(?:[-_t @.]?([01][0-9]|2[0-3])([-_:.h]?)([0-5][0-9])(?:\6([0-5][0-9]))?)?(?![0-9])",
     FLAGS,
 )
+# An exponent has a sign (1e-3), or one digit and no letter or digit after it (2e5, not 3epochs).
 NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:e(?:[-+][0-9]+|[1-9](?![a-z0-9])))?", FLAGS)
 
 EPOCH = re.compile(rf"(?:epochs?|(?:^|[^a-z])ep){SEPARATOR}$", FLAGS)
@@ -76,6 +82,8 @@ PAIR = re.compile(
 PLAIN_WORD = re.compile(
     rf"(?:^|[^a-z])(?:model|best|ckpt|checkpoint|weights|net|last|final|snapshot){SEPARATOR}$", FLAGS
 )
+# Words before a number that distinguishes checkpoints saved side by side, such as folds, ranks or settings.
+# It is no position in a series: blanking it would put siblings into one series, from which retention removes.
 SIBLING = re.compile(
     r"(?:^|[^a-z])(?:k?fold|cv|split|seed|rank|run|trial|exp|experiment|gpu|device|worker|node|host|job|task|"
     r"sub|subj|subject|patient|v|ver|version|rev|part|shard|expert|member|ensemble|head|heads|layer|layers|"

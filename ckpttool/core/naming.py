@@ -161,6 +161,8 @@ class _NameParser:
 
     def _numbers(self) -> Iterator[_Number]:
         """Yield the numbers outside of dates, which are recorded, and of shard numbers."""
+        # Other digits are excluded first: of dates, of words such as ``acc1``, and of ``00001-of-00005``,
+        # unless that follows a key (``step-1-of-5``). Numbers are then found between these spans only.
         spans = [
             *self._dates(),
             *(match.span() for match in patterns.IN_WORD.finditer(self.name, 0, self.end)),
@@ -269,6 +271,8 @@ class _NameParser:
 
     def _metric_value(self, number: _Number) -> tuple[int | float | None, int]:
         """Return the value of a metric and its end: ``0_25`` is 0.25, but ``1_25`` is None."""
+        # ``_`` may stand for the decimal point, as in ``val_loss_0_25``. Only 0 proves that:
+        # ``val_loss_1_25`` may be 1.25, or 1 and a step, so it is taken as a field without a value.
         behind = patterns.FRACTION.match(self.name, number.end, self.end) if number.is_whole else None
         if behind is None or any(start <= behind.start(1) < end for start, end in self.spans):
             return number.value, number.end
@@ -319,6 +323,8 @@ class _NameParser:
 
     def _take_last_number(self, *, beside_metrics: bool = False) -> None:
         """Take the last number that may be a position; with metrics, only one after a word like ``model``."""
+        # ``checkpoint-500`` is a step of the Hugging Face Trainer. Other bare numbers are taken from the end
+        # of the name. After a word like ``model``, ``k`` and ``M`` are multipliers (``model_100k``).
         trainer = patterns.TRAINER.fullmatch(self.name)
         if trainer:
             self.step = int(trainer[1])
@@ -366,6 +372,7 @@ class _NameParser:
 
     def _metrics(self) -> dict[str, float]:
         """Return the metrics with exactly one value."""
+        # A name with two different values of one metric doesn't say which is the checkpoint's.
         if not self.measured:
             return {}
         names = Counter(name for name, _ in dict.fromkeys(self.measured))

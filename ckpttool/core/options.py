@@ -222,6 +222,7 @@ def group(
 @cache
 def rows(record: type) -> Mapping[str, Option]:
     """Return the options and arguments of a record and of its groups by attribute, in their order."""
+    # An option of the record itself replaces one of the same attribute in a group, in the record's order.
     found: dict[str, Option] = {}
     hints, groups = get_type_hints(record), groups_of(record)
     own = {one.name: one.metadata["option"] for one in fields(record) if "option" in one.metadata}
@@ -305,10 +306,9 @@ def attribute_names(record: type) -> list[str]:
 
 
 def shows_keywords(*records: type) -> Callable[[Function], Function]:
-    """Return a decorator by which help and notebooks show records' attributes instead of ``**keywords``.
-
-    Type checkers read theirs from a ``TypedDict``; ``Unpack`` isn't imported at run time.
-    """
+    """Return a decorator by which help and notebooks show records' attributes instead of ``**keywords``."""
+    # Type checkers read the keywords from a ``TypedDict`` by ``Unpack``, which is imported for them alone. So
+    # its annotation can't be evaluated at run time, and is replaced.
 
     def show(function: Function) -> Function:
         signature = inspect.signature(function)

@@ -95,6 +95,8 @@ def count_elements(
         metadata: Its metadata.
         config: Its parsed ``config.json``.
     """
+    # A weight is counted by the first of these that knows it: the logical tensor that it is a component of
+    # (sparse or quantized), the packing of its layer, the names of buffers; else by its own shape.
     weights = [*_untied_weights(tensors)]
     all_weights = [tensor for tensor in tensors if tensor.role is Role.WEIGHTS]
     packed_weights = PackedWeights(all_weights, metadata, config)
@@ -317,6 +319,8 @@ class PackedWeights:
         name = self._names[tensor.name]
         if (packings := self._packings.get(name)) is None:
             return (tensor.dtype.name, 0) if name in self._companions else None
+        # The shapes of the layer's other tensors are the best evidence, then the configured bits. Without
+        # either, a word is one weight if its type is that narrow, or if the layer has no other tensors.
         layer = _layer_of(name, packings)
         bits = self._bits_in(layer)
         holds_several = bits > 0 and tensor.dtype.bits // bits > 1

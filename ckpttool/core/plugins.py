@@ -47,7 +47,8 @@ def instance_of(entry: EntryPoint) -> Any:
 
 @cache
 def _installed() -> Any:
-    """Return the entry points of installed packages; the search takes 10 ms or more."""
+    """Return the entry points of installed packages."""
+    # The search reads the metadata of every installed package, which takes 10 ms or more.
     from importlib.metadata import entry_points
 
     return entry_points()
@@ -75,8 +76,11 @@ def install_command(extra: str) -> str:
 
 
 def _source(origin: Mapping[str, Any], extra: str) -> str | None:
-    """Return pip's argument for an extra of a package from a path or a URL (PEP 610); None without one."""
+    """Return pip's argument for an extra of a package from a path or a URL; None without one."""
     import shlex
+
+    # pip records the origin of a package that is from no index in ``direct_url.json`` (PEP 610): a directory,
+    # perhaps editable; a version-control system with its URL and revision; or the URL of an archive.
 
     url = origin.get("url", "")
     if url.startswith("file:"):

@@ -51,10 +51,10 @@ class Readable(ABC):
         return bytes(buffer)
 
     def check(self, offset: int, nbytes: int, where: str | None = None) -> None:
-        """Raise an error unless a range is inside.
+        """Require that a range is inside the source.
 
         Raises:
-            Truncated: It doesn't.
+            Truncated: It isn't.
         """
         if offset < 0 or nbytes < 0 or offset + nbytes > self.size:
             if not self.size:
@@ -67,7 +67,7 @@ class Readable(ABC):
         """Return whether reads take no requests to a store."""
         return True
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:  # noqa: B027 - a file needs no word of it
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:  # noqa: B027 - files have nothing to prefetch
         """Announce ranges of offsets that will be read soon, which a store reads at once."""
 
     @property
@@ -103,11 +103,9 @@ class Buffer(Readable):
 
 
 def aligned_buffer(nbytes: int) -> memoryview:
-    """Return memory to read into; large memory starts at a page.
-
-    Some processors copy from a page of the system's cache four times slower to an address that is up to 31
-    bytes further into its own page, as the start of a large ``bytearray`` is.
-    """
+    """Return memory to read into; large memory starts at a page."""
+    # Some processors copy from a page of the system's cache four times slower to an address that is up to 31
+    # bytes further into its own page, as the start of a large ``bytearray`` is.
     if nbytes < _LARGE:
         return memoryview(bytearray(nbytes))
     return memoryview(mmap.mmap(-1, nbytes))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     class Sentence:
         """Text to show. It is a ``str``; type checkers reject comparing it with one, or taking it apart.
 
-        What a program decides depends on codes and facts. ``str(sentence)`` is the text for a renderer.
+        Programs decide by codes and facts. ``str(sentence)`` is the text for a renderer.
         """
 
         def __init__(self, text: str | Sentence) -> None: ...

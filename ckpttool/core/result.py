@@ -190,6 +190,8 @@ def dumps(document: Any) -> str:
 
     Unprintable characters and those that UTF-8 can't encode are JSON escapes.
     """
+    # Names stay readable (``ensure_ascii``), but control characters could move a cursor, and lone surrogates,
+    # as in names of files that aren't UTF-8, can't be encoded. JSON escapes characters as units of UTF-16.
     try:
         text = json.dumps(document, ensure_ascii=False, allow_nan=False)
     except ValueError:

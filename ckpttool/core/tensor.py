@@ -158,6 +158,7 @@ class Tensor:
     @property
     def name(self) -> str:
         """Return the path joined by dots."""
+        # Kept after the first access, as a name is asked for many times; the record is frozen otherwise.
         name = self._name
         if name is None:
             name = ".".join(map(str, self.path))
@@ -324,7 +325,7 @@ _MEASURED = re.compile(
 )
 _OF_LOSSES = re.compile(r"loss|metric", re.IGNORECASE)
 SEARCHED_CHARACTERS = 512
-"""Characters of a key that are searched for words; each takes a microsecond."""
+"""Limit on the characters of a key that are searched for words; each takes a microsecond."""
 
 
 def role_of(path: Path, shape: tuple[int, ...]) -> Role:
@@ -341,6 +342,9 @@ def role_of(path: Path, shape: tuple[int, ...]) -> Role:
 
 def role_below(keys: Path) -> Role | None:
     """Return the role of all tensors below some keys, or None if none of the keys has one."""
+    # The outermost known key decides, as inner ones name layers: ``model.loss_head.weight`` is a weight. For
+    # one key, the order counts: ``ema_model`` is an average, ``optimizer_step`` belongs to the optimizer, and
+    # ``train_state`` doesn't hold weights alone.
     for key in keys:
         if not isinstance(key, str):
             continue
@@ -378,7 +382,7 @@ def role_of_module(keys: Path) -> Role:
 
 
 def is_training_key(key: str) -> bool:
-    """Return whether a key next to those of a model's tensors belongs to something else."""
+    """Return whether a key next to a model's tensors belongs to the optimizer or to the training."""
     return any(keys.search(key) for keys in (OPTIMIZER, TRAINING_OBJECTS, _MEASURED, _WHOLE_STATE))
 
 

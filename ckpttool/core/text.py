@@ -96,6 +96,7 @@ def file_size(nbytes: int) -> str:
     """Return a size in bytes rounded to a unit: 1.2 GB, by powers of 1,000."""
     if nbytes < 1000:
         return f"{nbytes} B"
+    # From 999.5 on, three digits would round to 1000, and from 9.95 on, one decimal to 10.0.
     power = 1
     while power < len(_BYTES) and nbytes >= 999.5 * 1000**power:
         power += 1
@@ -168,6 +169,7 @@ def _digits(value: object, digits: int) -> str:
 
 
 _UNITS = {"y": 366 * 86400, "mo": 31 * 86400, "w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
+# The units are in order, each at most once; ``m`` and ``min`` are minutes, ``mo`` months.
 _DURATION = (
     r"(?a)(?:(?P<y>\d{1,3})y)?(?:(?P<mo>\d{1,4})mo)?(?:(?P<w>\d{1,5})w)?(?:(?P<d>\d{1,6})d)?(?:(?P<h>\d{1,6})h)?"
     r"(?:(?P<m>\d{1,6})m(?:in)?)?(?:(?P<s>\d{1,9})s)?"

@@ -111,6 +111,9 @@ def training_state(
         scalars: Readers of its scalar tensors, by path.
         name: The name of its file or directory.
     """
+    # The first value found for a field is kept, so the sources are in the order of their reliability: keys of
+    # the metadata from the outermost mapping inwards, Lightning's callbacks, the optimizer's groups,
+    # settings, a tensor at any depth, and last the file's name.
     found = _FoundValues()
     scalars = scalars or {}
     for prefix, level in _levels(metadata, scalars):
@@ -141,7 +144,7 @@ def is_training_scalar(key: str | int) -> bool:
 
 
 def depends_only_on(state: TrainingState, tensors: Collection[str]) -> bool:
-    """Return whether the training state of a file with these tensors alone is the same, whatever its name."""
+    """Return whether a training state comes from the metadata and these tensors alone, not from a name."""
     places = {f"tensor {name}" for name in tensors}
     origins = ((state.origin_of(name).kind, where) for name, where in state.origin.items())
     return not any(kind == "name" or (kind == "tensor" and where not in places) for kind, where in origins)
@@ -234,6 +237,9 @@ def _metrics_in(prefix: str, level: Mapping[str, Any]) -> Iterator[tuple[str, ob
 
     ``prefix`` has the keys that lead to the mapping, each followed by a dot.
     """
+    # A metric is a number under a metric's name (``val_loss``), the last item of a list that each save
+    # extends (``val_losses``, ``history.val_loss``), any number in a group (``metrics.x``), or a metric in
+    # that of a split (``val.loss``).
     for key, value in level.items():
         if not isinstance(key, str):
             continue

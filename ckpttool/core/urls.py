@@ -1,4 +1,4 @@
-"""URLs of files in stores, and texts without their credentials or others of the environment."""
+"""URLs of files in stores, and the removal of credentials from texts."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def has_odd_name(path: str) -> bool:
 
 def store_root(url: str) -> str:
     """Return the URL of the bucket, host or repository that a URL is in."""
+    # A repository of the Hugging Face Hub is ``hf://OWNER/NAME``, or ``hf://datasets/OWNER/NAME``.
     scheme, _, rest = url.partition("://")
     parts = rest.split("/")
     count = 1 if scheme != "hf" else 3 if parts[0] in HUB_KINDS else 2

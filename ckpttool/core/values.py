@@ -140,6 +140,9 @@ def stored_once(values: Values) -> Values:
         return values._replace(inner=stored_once(values.inner))
     if not isinstance(values, Strided):
         return values
+    # Without the axes of stride 0 (``expand``) and with the others in stored order, most views are
+    # contiguous, and are read without gathering. Callers that count elements multiply by the number of
+    # repeats.
     axes = [axis for axis, stride in enumerate(values.strides) if stride or values.shape[axis] == 0]
     view = values.transpose(sorted(axes, key=lambda axis: -values.strides[axis]))
     if is_contiguous(view.shape, view.strides):
@@ -223,6 +226,8 @@ def flip_signs(values: Values, dtype: DType, *, conjugated: bool, negated: bool)
     def make(values: Values, limit: int) -> Iterator[memoryview]:
         import numpy as np
 
+        # Signs are flipped as bits, which also works for types that NumPy lacks (complex32). The neg bit is
+        # for all parts, the conj bit for imaginary ones, which are every second word.
         width = dtype.word_bytes
         for block in values.blocks(limit):
             words = np.frombuffer(block, f"<u{width}").copy()
@@ -242,6 +247,8 @@ def add(a: Tensor, b: Tensor) -> Computed:
     def make(limit: int) -> Iterator[memoryview]:
         import numpy as np
 
+        # Both are regrouped into equal blocks, since their sources may yield others. An overflow is infinite,
+        # as in the framework, and no warning.
         step = max(16, limit - limit % 16)
         sizes = [min(step, a.nbytes - at) for at in range(0, a.nbytes, step)]
         word = 1 if sys.byteorder == "little" else a.dtype.word_bytes

@@ -90,16 +90,16 @@ def average(
 
     Args:
         sources: Checkpoints of one model, the oldest first.
-        target: Path to write to; its suffix says the format, unless ``to`` does.
+        target: Path to write to; its suffix selects the format, unless ``to`` does.
         weights: Weight of each source; by default all are equal.
         ema: Decay of an exponential moving average over the sources, such as 0.999.
-        options: What is written, and how.
+        options: Options of the conversion.
         advance: Called with the bytes done, from any thread.
         keywords: Attributes of ``ConvertOptions``, such as ``to="safetensors"``.
 
     Raises:
         CheckpointError: A source is damaged, or holds NaN or an infinity; the target can't be written.
-        UsageError: The sources differ in names, shapes or ties, or the options can't be followed.
+        UsageError: The sources differ in names, shapes or ties, or the options are invalid.
     """
     options = with_keywords(options or ConvertOptions(), keywords)
     shares = shares_of(len(sources), weights, ema)
@@ -176,6 +176,9 @@ def open_average(paths: Sequence[str | os.PathLike[str]], shares: Sequence[float
                     key=tensor.key,
                     shares_with=tensor.shares_with,
                 )
+        # The result takes names, metadata and unaveraged tensors from the last source, but no tree, which
+        # would hold that source's tensors. Its files and spans are those of all sources, so that all of them
+        # are checked for changes and damage when it is written.
         base = checkpoints[-1]
         checkpoint = base.replace(
             tensors=tuple(averages.get(tensor.name, tensor) for tensor in base.tensors),
@@ -206,6 +209,8 @@ class _Weights:
                 )
         if not checkpoint.complete:
             raise DamagedCheckpoint(checkpoint.path, "it is incomplete", code="incomplete")
+        # Names are compared as a model has them, so that a bare state dict and one under a key fit together.
+        # Values are read from the file's own tensors.
         weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS]
         selected, _ = only_weights(content_of(checkpoint), checkpoint)
         named = zip(selected.tensors, weights, strict=True)
@@ -257,10 +262,10 @@ def _average_values(
 ) -> Computed:
     """Return the average of a weight in the last source's type; reading it adds checksums to ``summed``."""
     # Sums are made in float64 and divided once; equal shares aren't multiplied, which saves a pass and a
-    # rounding. If a sum isn't finite, the group of elements is read again, slowly: an
-    # infinity that all sources share is kept (masks have it), any other and NaN are errors, and a sum that
-    # only overflowed is averaged in halves. Checksums are computed on the bytes in passing, so that damage of
-    # a source is noticed without a second read.
+    # rounding. If a sum isn't finite, its group of elements is computed again, slowly: an infinity that all
+    # sources share is kept (masks have it), any other and NaN are errors, and a sum that only overflowed is
+    # averaged in halves. Checksums are computed of the same bytes, so that damage of a source is noticed
+    # without a second read.
     tensors = [source.tensors[name] for source in sources]
     last = tensors[-1]
     parts = 2 if last.dtype.kind == "complex" else 1
@@ -380,8 +385,8 @@ def _to_odd(sums: Array) -> Array:
 
     # bfloat16 and float8 are rounded from float32. Rounding twice to nearest may differ from rounding once: a
     # value just above the middle of two bfloat16 becomes the middle in float32, and is then rounded to even.
-    # Rounding to odd truncates, and sets the last bit of inexact values: the value isn't a middle any more,
-    # and stays on its side of it. Source: S. Boldo, G. Melquiond, "When double rounding is odd" (2005).
+    # Rounding to odd truncates, and sets the last bit of inexact values: the value is no longer a middle, and
+    # stays on its side of it. Source: S. Boldo, G. Melquiond, "When double rounding is odd" (2005).
     # Subtracting 1 from the bits of a value that was rounded away from zero truncates it.
 
     narrow = sums.astype(np.float32)

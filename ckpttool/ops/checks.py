@@ -105,6 +105,9 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
         is_empty = isinstance(value, Mapping) and not value
         if is_empty and _STATE_DICT.fullmatch(key) and role_below((key,)) is Role.WEIGHTS:
             yield warning("no-tensors", "the state dict contains no tensors", key)
+    # A shard may have no elements of a tensor that has some, which is no fault. Tied weights, and those
+    # without values, are judged by their owners or not at all. If all weights are constants, that is one
+    # warning, not one for each matrix.
     weights = [one for one in checkpoint.tensors if one.role is Role.WEIGHTS and one.dtype.float_code]
     needed = (one for one in weights if not (one.shard is not None and one.shard.is_empty))
     empty = [one.name for one in needed if not one.size and _NEEDED.fullmatch(one.name)]
@@ -368,6 +371,8 @@ class Verifier:
         self, name: str, findings: Iterable[Finding], detail: str, *, is_partial: bool = False
     ) -> Check:
         """Record the findings of a check, and return it."""
+        # A user may accept findings later (``ignored_findings``), which makes a failed check what it would be
+        # without them: ``unfailed``.
         found = tuple(finding._replace(check=name) for finding in findings)
         self._findings.extend(found)
         unfailed = Check(name, Status.PARTIAL if is_partial else Status.PASSED, detail)
@@ -400,6 +405,7 @@ class Verifier:
             findings += hollow_findings(self._checkpoint, self._repeated_element())
         findings += loss_findings(self._checkpoint) if tensors else []
         findings += weight_copy_findings(self._checkpoint, self._jobs, self._advance)
+        # Findings count even if some values could not be read; without any, that isn't passed, but skipped.
         check = self._check("values", findings, unread or counted(len(tensors), "tensor"))
         if not tensors:
             unread = why_no_values(self._checkpoint)
@@ -437,6 +443,8 @@ class Verifier:
 
     def _repeated_element(self) -> Element:
         """Return the function that looks up a constant tensor's element in the results of the pass."""
+        # A span is known to repeat an element of its type. That holds for a tensor of the same type whose
+        # bytes are exactly such spans; a view of another type has other elements.
         known = {
             range_of(one.span): (one.span.dtype, one.element)
             for one in self._scanned
@@ -456,6 +464,8 @@ class Verifier:
 
     def _reread(self, nbytes: int) -> None:
         """Count bytes read again; raise LimitExceeded for overlapping views that would take too long."""
+        # Views of one storage are read one by one if a span has suspicious words. A hostile file of few bytes
+        # may have very many views of them, so the total is limited.
         self._rereads += nbytes
         once = sum(one.span.nbytes for one in self._scanned)
         if self._rereads > max(MIN_REREADS, REREADS_A_BYTE * self._checkpoint.nbytes) + once:

@@ -165,8 +165,8 @@ def plan_conversion(
         target = target.removesuffix(".index")
     if options.shard_size is not None and not writer.takes_shards:
         raise UsageError(f"--shard-size: {name} can't be sharded")
-    # Conventions are stated only if the target's format doesn't tell them. What a map has turned has those
-    # that the user had in mind: nothing is said of it.
+    # Conventions are recorded only if they don't follow from the target's format. A map that changes layouts
+    # leaves tensors in a layout that only its author knows, so none is recorded.
     is_family = traits_of(content.conventions).family == traits_of(writer.name).family and not content.layers
     if content.conventions == writer.name or is_family or "layout" in content.mapped.values():
         content = replace(content, conventions="", layers={})
@@ -238,6 +238,8 @@ def _count_overlaps(views: Sequence[Tensor]) -> int:
         elif view.storage is not None:
             start, nbytes = view.storage.offset, view.storage.nbytes
         reaches.append((start, start + nbytes, at))
+    # In the order of their starts, a view overlaps if it starts before the largest end so far; then the view
+    # with that end overlaps, too.
     overlapping, last, widest = set(), -1, -1
     for start, end, at in sorted(reaches):
         if start < last:
@@ -263,7 +265,7 @@ def require_intact(checkpoint: Checkpoint) -> None:
         raise DamagedCheckpoint(checkpoint.path, "it is incomplete", code="incomplete")
 
 
-# What is taken, and how -------------------------------------------------------------------------------
+# Content ----------------------------------------------------------------------------------------------
 
 
 ContentStep = Callable[[Content], tuple[Content, Sequence[str]]]
@@ -274,6 +276,9 @@ def _content_steps(
     checkpoint: Checkpoint, options: ConvertOptions, model: Checkpoint | None
 ) -> Iterator[ContentStep]:
     """Yield the steps of the options; a module is imported only if its step is needed."""
+    # Each step sees the names and layouts of the ones before: a map is written for the names of the selected
+    # weights, a layout or a template decides on the mapped ones. Conventions are stated in between, as layout
+    # and template need to know what they start from. Types come last, since they change no name or shape.
     if options.only == "weights":
         from ckpttool.weights.converting.weight_selection import only_weights
 
@@ -345,12 +350,14 @@ def require_holdable(content: Content, writer: Writer, options: WriteOptions) ->
         raise UsageError(f"{refusals[0]}{and_more(len(refusals), 1)}")
 
 
-# What stays behind ------------------------------------------------------------------------------------
+# Losses -----------------------------------------------------------------------------------------------
 
 
 def conversion_losses(checkpoint: Checkpoint, content: Content) -> Iterator[Problem]:
     """Yield the parts of a source that are not in its content, or that no format could hold."""
     traits = traits_of(checkpoint.format)
+    # A model's program is never carried over. A graph of variables alone is no loss: the object graph has
+    # them.
     program = traits.program_in(checkpoint.variant)
     if program is not None and not (traits.has_object_graph and _is_of_variables(checkpoint, program.key)):
         yield Problem(program.path, program.content)

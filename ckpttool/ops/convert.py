@@ -62,8 +62,8 @@ def mismatches(
         jobs: Number of threads.
         advance: Called with the bytes read.
     """
-    # The checksums of what was written spare a second read of the source: the target's bytes are read, and
-    # must have the same checksum.
+    # The writer computed a checksum of each tensor while it was written. The target's bytes are read back,
+    # and must have it, which saves a second read of the source.
     for finding in opened.findings:
         if finding.severity is Severity.ERROR:
             yield f"{finding.where or 'structure'}: {finding.message}"
@@ -194,6 +194,8 @@ def _tie_mismatches(pairs: list[tuple[Tensor, Tensor]]) -> Iterator[str]:
 
     If the writer has one name for several tensors, which are one in the target, the first counts.
     """
+    # Ties are equal if owners correspond one to one. A tensor whose owner was written as another than its
+    # owner's before lost its tie; one whose owner in the target stands for two owners gained one.
     written_as: dict[str, str] = {}
     written_from: dict[str, str] = {}
     once = {id(other): (tensor, other) for tensor, other in reversed(pairs)}
@@ -253,14 +255,14 @@ def convert(
 
     Args:
         source: A file, directory or index.
-        target: Path to write to; its suffix says the format, unless ``to`` does.
-        options: What is written, and how.
+        target: Path to write to; its suffix selects the format, unless ``to`` does.
+        options: Options of the conversion.
         advance: Called with the bytes done, from any thread.
         keywords: Attributes of ``ConvertOptions``, such as ``to="safetensors"``.
 
     Raises:
         CheckpointError: The source can't be opened or is damaged, or the target can't be written.
-        UsageError: The options can't be followed, or the target can't hold what the source has.
+        UsageError: The options are invalid, or the target's format can't hold the content.
     """
     options = with_keywords(options or ConvertOptions(), keywords)
     with open_checkpoint(source) as checkpoint, model_of(options) as model:
@@ -278,6 +280,11 @@ def carry_out(
     """Write a planned conversion, compare it with the source, and put it in place."""
     if plan.options.dry_run:
         return plan.converted(nbytes=plan.content.nbytes, verified=False)
+    # Nothing is put in place before it was proven. The output is written next to the target and completed,
+    # read back by its path and compared. Then its directory must still be ours, as else something else was
+    # read back. The source's recorded checksums must be right, and its files unchanged since the start: if a
+    # trainer saves again meanwhile, the parts that were read may be of two saves. Only then is the output
+    # renamed.
     jobs = plan.options.jobs or default_jobs()
     marks = _file_states(plan.source)
     shape = "directory" if plan.write_options.shard_size is not None else plan.writer.shape
@@ -286,10 +293,10 @@ def carry_out(
             plan.writer.write(plan.content, staged, plan.write_options)
             staged.settle()
             converted = _read_back(plan, staged, jobs, advance)
-            staged.require_in_place()  # else something else was read back
+            staged.require_in_place()
             read = [SummedTensor(one.tensor, one.algorithm, one.elements_checksum) for one in staged.written]
             _require_sums(plan.source, [*read, *plan.summed], jobs, advance)
-            for path, mark in _file_states(plan.source).items():  # else its parts may be of two states
+            for path, mark in _file_states(plan.source).items():
                 if mark != marks[path]:
                     raise DamagedCheckpoint(path, "it changed while it was read")
             if converted.verified:
@@ -344,7 +351,8 @@ def _require_sums(checkpoint: Checkpoint, read: Sequence[SummedTensor], jobs: in
     """
     known = {}
     for one in read:
-        # A tensor that is all of the bytes that it lies in, in their own order.
+        # The checksum of elements is that of the stored bytes only if the tensor is the whole storage,
+        # contiguous and little-endian.
         tensor = one.tensor
         is_little = tensor.byteorder == "little" or tensor.dtype.word_bytes == 1
         if tensor.extent is not None and tensor.extent == tensor.storage and is_little:

@@ -120,6 +120,8 @@ class _CopyPlace:
 
     def of(self, part: str) -> str:
         """Return the path in the copy of a file in or next to the checkpoint."""
+        # A file next to a checkpoint, such as a shard or a manifest, is next to its copy, too. Stores
+        # separate names by slashes on all systems.
         part = fs.abspath(part)
         if part == self._origin:
             return self.path
@@ -221,6 +223,9 @@ def _compare_tags(path: str, copy: str, advance: Advance) -> FileComparison | No
     """Compare by ETags that are digests of the bytes; None if that proves nothing. No object is read."""
     from ckpttool.storage.stores import part_size
 
+    # S3's ETag is the MD5 of the bytes, or for an upload in parts that of the parts' MD5s. Between two
+    # stores, equal ETags are enough; a file on a disk is read for an ETag like the other. Different ETags
+    # prove nothing: the sizes of the parts may have been others.
     try:
         with fs.open_source(path) as source, fs.open_source(copy) as target:
             if source.content_tag and source.content_tag == target.content_tag:
@@ -270,6 +275,8 @@ class _Pair:
 
     def compare_unread(self) -> FileComparison | None:
         """Compare the checksums of stores and statements; None if that proves nothing."""
+        # Stores keep checksums of whole objects or of the parts of an upload. Those of parts are comparable
+        # only if both objects were uploaded in the same parts.
         first, second = self._stored
         common = [
             (one, other)
@@ -356,6 +363,8 @@ class _Pair:
 
 def _confirmed_sums(path: str, stated: FileSums, stored: StoredChecksums) -> FileSums:
     """Return the stated checksums of a file; of an object only those that agree with the store's."""
+    # A manifest in a store may be of an earlier object of the name: times there are those of uploads, so
+    # nothing else shows that it is stale.
     algorithm, difference = compare_sums(stated, stored)
     is_confirmed = algorithm is not None and difference is None
     return stated if is_confirmed or not fs.place_of(path).keeps_checksums else FileSums(None)

@@ -88,7 +88,7 @@ def diff(
 
     Raises:
         CheckpointError: One can't be opened; or is damaged, unless ``keep_going``.
-        UsageError: The map file or the options can't be followed.
+        UsageError: The map file or the options are invalid.
     """
     options = with_keywords(options or DiffOptions(), keywords)
     with open_checkpoint(a) as first, open_checkpoint(b) as second:
@@ -99,6 +99,9 @@ def diff_checkpoints(
     a: Checkpoint, b: Checkpoint, options: DiffOptions, *, advance: Advance = no_advance
 ) -> Difference:
     """Return how two open checkpoints differ; see ``diff``."""
+    # Damage is no difference: it is looked for in the structure before the comparison, and in the bytes of
+    # tensors that differ like damaged ones after it. Without ``keep_going`` it is an error; with it, the
+    # tensor is listed as unreadable, and not as changed.
     broken = [*structural_damage(a, Side.A), *structural_damage(b, Side.B)]
     _require_readable(broken, a, b, options)
     pairing_options = PairingOptions(
@@ -167,7 +170,7 @@ def _difference_of(
     ]
     if options.only == "all":
         not_compared += partly_known(a, b)
-    # Of a pair, A's rule stands first; one that both sides have counts once.
+    # A's rule comes before B's; a rule that both sides have counts once.
     used = (rule for pair, _ in measured for rule in dict.fromkeys((pair.a.rule, pair.b.rule)))
     rules = Counter(rule for rule in used if rule is not None)
     sizes = [(pair.a.tensor.nbytes, pair.b.tensor.nbytes) for pair, _ in measured]
@@ -206,7 +209,7 @@ def _value_changes(
 
     differing, reported = compare_metadata(a, b)
     if a.format == b.format:
-        # Different keys may have the same dotted name: the integer 0 and the text "0".
+        # Different keys may have the same dotted name, such as the integer 0 and the string "0".
         for pair in pairing.pairs:
             one, other = pair.a.sources[0], pair.b.sources[0]
             if one.name == other.name and one.path != other.path:
@@ -228,6 +231,8 @@ def _value_changes(
 
 def _undecided_pairs(pairing: Pairing, compared: Iterable[Compared]) -> dict[int, UndecidedTensor]:
     """Return the undecided pairs by ``id``, without those that are equal as stored."""
+    # If only a transposition is in doubt, tensors that are equal as stored count as equal. With a doubt about
+    # the order of elements (``pair.doubt``) they don't: equal bytes may be different weights.
     candidates = {id(pair) for pair in pairing.undecided}
     undecided = {}
     for pair, outcome in compared:
@@ -300,7 +305,7 @@ def corrupted_tensors(
 ) -> Iterator[UnreadableTensor]:
     """Yield tensors that differ in a few elements because their bytes fail a checksum."""
     # Training changes most elements of a tensor, a flipped bit changes one. So the formats' checksums are
-    # only compared for tensors of which few elements differ.
+    # compared only for tensors with few differing elements.
     doubtful = []
     for pair, outcome in compared:
         statistics = outcome.statistics if isinstance(outcome, Comparison) else None

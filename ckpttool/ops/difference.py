@@ -314,6 +314,8 @@ class Difference(Table):
 
         Other content may differ.
         """
+        # A tensor that was ignored, not compared or undecided may be a weight, so any of them denies it.
+        # Metadata may differ, unless it is part of the weights, as the scale of a quantized tensor is.
         alone = (*self.added, *self.removed)
         renamed = self.renamed and self.rename_counts
         unsure = self.broken or self.not_compared or self.undecided or self.ignored

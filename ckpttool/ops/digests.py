@@ -75,6 +75,8 @@ def _address(digits: str, origin: str) -> ContentAddress | None:
 
 def _download_address(path: str) -> ContentAddress | None:
     """Return the hub's digest of a file that was downloaded to a directory, unless it changed since."""
+    # The record is in ``.cache`` of the directory that was downloaded to, which may be any of the file's
+    # parents, under the file's path relative to that.
     directory, name = os.path.split(path)
     while True:
         note = os.path.join(directory, _DOWNLOADS, f"{name}.metadata")
@@ -291,6 +293,7 @@ def digests_of_tensors(
     wanted = {tensor.name: tensor for tensor in tensors}
     owners = {name: tensor.shares_with for name, tensor in wanted.items() if tensor.shares_with in wanted}
     read = [tensor for name, tensor in wanted.items() if name not in owners and tensor.values is not None]
+    # Tied tensors have the digest of their owner, which is read once.
     digests = in_order(partial(_digest_of, advance), read, jobs)
     by_name = {tensor.name: digest for tensor, digest in zip(read, digests, strict=True)}
     return {name: by_name.get(owners.get(name) or name) for name in wanted}
@@ -329,6 +332,8 @@ def dumps_digests(
     files: Mapping[str, FileSums], tensors: Iterable[Tensor], digests: Mapping[str, Digest | None]
 ) -> bytes:
     """Return the text of the document, with a line per file and a line per tensor."""
+    # The text is assembled line by line, so that ``manifest.write_last_read`` can insert a line after the
+    # first two, and ``last_read`` finds it without parsing the rest.
     sums, lines = [], []
     for name, one in files.items():
         crcs = {key: [crc_digits(crc, key) for crc in blocks] for key, blocks in one.blocks.items()}
@@ -393,7 +398,7 @@ def _integer(value: object) -> int:
 
 
 def document_difference(path: str, text: bytes) -> str | None:
-    """Return how an existing document differs from a new one; empty if they are equal.
+    """Return how an existing document differs from a new one, in words; empty if they are equal.
 
     None if it doesn't exist, or lacks only CRCs, as earlier versions of ckpttool wrote none: it is replaced.
     """
@@ -404,7 +409,7 @@ def document_difference(path: str, text: bytes) -> str | None:
         _digests_in(path, there)
     except CheckpointError as failure:
         return f"can't be read: {failure.reason}"
-    there.pop("verified", None)  # what ``last_read`` has added
+    there.pop("verified", None)  # the line of ``manifest.write_last_read``
     new = json.loads(text)
     old_crcs, new_crcs = _take_crcs(there), _take_crcs(new)
     if there != new or any(old_crcs[key] != new_crcs[key] for key in old_crcs.keys() & new_crcs.keys()):

@@ -120,6 +120,8 @@ def drift(paths: Sequence[str], options: DiffOptions, *, advance: Advance = no_a
 
 def _step(difference: Difference, before: Checkpoint, squares: Mapping[str, float]) -> DriftStep:
     """Return the changes between two checkpoints."""
+    # Tied weights count once, in sums of squares and in changes. Of a checkpoint without weights, such as an
+    # optimizer's, all tensors count.
     tied = {tensor.name for tensor in before.tensors if tensor.shares_with is not None}
     changed = [
         change
@@ -165,7 +167,7 @@ def _products(
 
 
 def _max_abs(change: Change) -> float:
-    statistics = change.statistics  # NaN where no pair is finite
+    statistics = change.statistics  # NaN if no pair is finite
     return statistics.max_abs if statistics is not None and not math.isnan(statistics.max_abs) else 0.0
 
 

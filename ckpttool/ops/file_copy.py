@@ -86,7 +86,7 @@ def copy_file(
 
 
 def _write_error(error: OSError, target: str) -> CheckpointError:
-    """Return the error of a target that can't be written; a foreign change there ends only this file."""
+    """Return the error of a target that can't be written; a change by another process ends only this file."""
     failure = from_os_error(error, target)
     if isinstance(error, FileExistsError) or error.errno == errno.ESTALE:
         return AccessDenied(target, "another process wrote it meanwhile", expected="run the command again")
@@ -106,6 +106,8 @@ def change_note(path: str, change: Callable[[dict[str, list[str]]], object]) -> 
 
     In a store, the update is repeated if another program wrote the note meanwhile.
     """
+    # The write succeeds only if the note is still the one that was read (a conditional request in a store).
+    # If another program changed it, its version is read, and changed in turn.
     for tries_left in reversed(range(_TRIES)):
         was = target_status(path)
         note = {} if was is None else read_note(path)
@@ -165,11 +167,12 @@ def _into_store(
     try:
         found = store.write(name, summed(), source.size, object_seen(target, replaces))
     except FileExistsError:
-        # The answer to the first try may have been lost: then what is there came from here.
+        # The response to a first attempt may have been lost: then the existing object is the one sent here.
         remote.forget_at(target)
         if not is_same(source.path, target):
             raise
         return
+    # The ETag proves the copy if the store computes it as S3 does; else the bytes are compared.
     remote.forget_at(target)
     if found.version.strip('"') != tag.value and not is_same(source.path, target):
         raise AccessDenied(
@@ -208,7 +211,7 @@ def _onto_disk(
             raise AccessDenied(target, found, expected="run the command again")
         if check is not None:
             check(staged.path)
-        # Retention goes by the times of files, and a manifest counts if it isn't older than its checkpoint.
+        # Retention rules use the times of files, and a manifest older than its checkpoint is ignored.
         fs.set_modified(staged.path, seen.st_mtime_ns)
         if replaces is not None and not is_unchanged(target, replaces):
             raise AccessDenied(target, "it was changed meanwhile")

@@ -1,7 +1,7 @@
 """Findings that a user accepts: they fail no check, and are reported with the reason.
 
-Three kinds can't be accepted: dangerous code, which stays dangerous; and a checkpoint that could not be
-opened, or not be loaded, as its other checks were never done.
+Some can't be accepted: dangerous code; a requested check that was not done; and a checkpoint that could not
+be opened or loaded, since its other checks were never done.
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ def _refusal(finding: Finding, verification: Verification) -> str | None:
 
 def _reassess(check: Check, own: Sequence[Finding], failing: Sequence[Severity]) -> Check:
     """Return a failed check with its status without ignored findings."""
+    # If all failing findings are ignored, the check becomes what it would be without them, but never passes
+    # for a part that could not be searched or read.
     ignored = sum(finding.ignored is not None and finding.severity in failing for finding in own)
     if check.status is not Status.FAILED or not ignored:
         return check

@@ -131,7 +131,7 @@ def inspection(
 ) -> Inspection:
     """Return the description of an open checkpoint; see ``ckpttool.inspect``."""
     tensors = tuple(t for t in checkpoint.tensors if filter is None or fnmatch.fnmatchcase(t.name, filter))
-    # What a closed file can't tell any more is asked now.
+    # Lazy parts can't be read after closing, so those that the result needs are computed now.
     _ = checkpoint.training, checkpoint.derives_metadata or checkpoint.metadata
     if not stats:
         return Inspection(checkpoint, tensors)

@@ -76,6 +76,8 @@ def _manifests_at(path: str, base: str, parts: Sequence[str]) -> list[Manifest]:
         for one in paths
         if _is_manifest(one + SUFFIX)
     }
+    # A list of a whole directory counts if it has a file of the checkpoint. If none of its lines can be
+    # parsed, it may have had one, and is reported as malformed.
     files = set(map(fs.abspath, parts))
     for directory in dict.fromkeys(map(os.path.dirname, paths)):
         for listing in (os.path.join(directory, name) for name in SHARED):
@@ -163,6 +165,8 @@ def recorded_checksums(path: str, base: str, parts: Sequence[str]) -> dict[str, 
         base: Prefix of the paths of its own manifest and digests.
         parts: Its files.
     """
+    # Only a file with one statement is of use: manifests that contradict each other prove nothing. Checksums
+    # by content address hold even if the manifest is older than the file.
     manifests, written = _manifests_at(path, base, parts), _read_digests(base, [])
     documents = [manifest.path for manifest in manifests] + ([base + DIGESTS_SUFFIX] if written else [])
     oldest = min((fs.stat(document).st_mtime_ns for document in documents), default=0)
@@ -310,6 +314,11 @@ def _unlisted_files(checkpoint: Checkpoint, manifests: Sequence[Manifest]) -> It
             yield warning(UNLISTED, "no manifest lists it", os.path.basename(entry.path))
 
 
+# A document of digests begins with its schema, and may have a line with the time of the last full read:
+#     {
+#      "schema": "ckpttool.digests/1",
+#      "verified": {"at": "2026-01-02T03:04:05Z", "depth": "full"},
+# The line is read and replaced without parsing the rest, which has a line for each tensor.
 _HEAD_BYTES = 512
 _HEAD = re.compile(
     rb'(\{\n "schema": "ckpttool\.digests/\d+",\n)( "verified": \{"at": "([0-9TZ:-]{1,32})"[^\n]*\n)?'

@@ -69,6 +69,8 @@ def verify_and_seal(
         advance: Called with the bytes read, from any thread: those verified, those of the files and those
             of the tensors.
     """
+    # The manifest must be of the bytes that were verified, though they are read again for it: the files'
+    # states before the verification are compared with those after the last read.
     before = _file_states(unit)
     checks = tuple(check for check in CHECKS if check != "manifest" or not force)
     verdict = verify(unit, only=checks, strict=strict, jobs=jobs, advance=advance)

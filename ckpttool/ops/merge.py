@@ -67,14 +67,14 @@ def merge(
 
     Args:
         sources: The parts: files, directories or indexes.
-        target: Path to write to; its suffix says the format, unless ``to`` does.
-        options: What is written, and how.
+        target: Path to write to; its suffix selects the format, unless ``to`` does.
+        options: Options of the conversion.
         advance: Called with the bytes done, from any thread.
         keywords: Attributes of ``ConvertOptions``, such as ``to="safetensors"``.
 
     Raises:
-        CheckpointError: A part is missing, there twice, stale or damaged, or the target can't be written.
-        UsageError: The options can't be followed, or the target can't hold what the parts have.
+        CheckpointError: A part is missing, duplicate, stale or damaged, or the target can't be written.
+        UsageError: The options are invalid, or the target's format can't hold the content.
     """
     options = with_keywords(options or ConvertOptions(), keywords)
     with open_parts(sources) as whole, model_of(options) as model:
@@ -95,8 +95,8 @@ def plan_merge(
 def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
     """Return the checkpoint that parts make together.
 
-    One source is what a reader opens there. DeepSpeed's parts become the weights in full precision, and the
-    lookup tables of Paddle Fluid come together from the shards of all parameter servers.
+    A single source is opened by its format's reader. DeepSpeed's parts become the weights in full precision,
+    and the lookup tables of Paddle Fluid are joined from the shards of all parameter servers.
     """
     sources = tuple(os.fspath(path) for path in paths)
     places = [fs.realpath(path) for path in sources]
@@ -127,6 +127,10 @@ def open_parts(paths: Sequence[str | os.PathLike[str]]) -> MergedCheckpoint:
 
 def _open_sources(sources: Sequence[str]) -> Checkpoint:
     """Return the checkpoint that sources make together, with its findings."""
+    # A reader that knows the whole is preferred to joining parts: it has the index, the directory or the
+    # prefix. Directories may be those of a job's machines, which one reader opens together, unless each of
+    # them is a whole checkpoint by itself. Last come shards without an index, and parts with different
+    # tensors.
     if all(fs.isdir(path) for path in sources):
         if len(sources) == 1:
             return open_checkpoint(sources[0])
@@ -147,7 +151,7 @@ def _is_whole(path: str) -> bool:
     """Return whether a directory is a whole checkpoint by itself."""
     try:
         with open_checkpoint(path) as checkpoint:
-            # The chunks of one rank may look like a whole: only their number tells how large it is.
+            # One rank's chunks may look like a whole: a tensor's shape is known only from all of its chunks.
             is_of_rank = (checkpoint.format, checkpoint.variant) == ("torch-dcp", "safetensors")
             return is_intact(checkpoint) and not is_of_rank
     except CheckpointError:

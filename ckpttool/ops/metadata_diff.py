@@ -81,7 +81,7 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
     """
     ours, theirs = _training_values(a), _training_values(b)
     single: list[ValueChange] = []
-    # A model's bare state dict can't say what the other side holds beside one.
+    # A bare state dict has no place for the other content of a nested checkpoint.
     is_partial = (_is_bare(a) and _is_nested(b)) or (_is_bare(b) and _is_nested(a))
     if _dialect(a) == _dialect(b) and not is_partial:
         differing = _merge_training([*tree_changes(a.metadata, b.metadata)], ours, theirs)
@@ -105,7 +105,7 @@ def compare_metadata(a: Checkpoint, b: Checkpoint) -> tuple[list[ValueChange], l
         return replace(change, of_weights=is_inside and not _is_bookkeeping(change, formats))
 
     differing, single = [*map(marked, differing)], [*map(marked, single)]
-    if _dialect(a) == _dialect(b):  # both could say what lies among their weights
+    if _dialect(a) == _dialect(b):  # both can hold values next to their weights
         differing += [one for one in single if one.of_weights]
         single = [one for one in single if not one.of_weights]
     is_sharded = "sharded" in (a.variant, b.variant)
@@ -245,6 +245,9 @@ def _merge_training(
     changes: list[ValueChange], ours: Mapping[str, _TrainingValue], theirs: Mapping[str, _TrainingValue]
 ) -> list[ValueChange]:
     """Return the changes with epoch, step and the like once, first, and under these names."""
+    # A step may be stored under several keys, and under others in each file: a change of it is reported once,
+    # and the changes at the keys that it came from are left out. If it is the last item of
+    # a list, the list's own change is left out only if that item changed.
     named: list[ValueChange] = []
     covered: set[str | None] = set()
     for name in _FIELDS:
@@ -434,6 +437,8 @@ def path_below(path: str, key: object) -> str:
 
 def described_in_part(a: object, b: object, path: str = "") -> Iterator[str]:
     """Yield the paths of values with equal but partial descriptions on both sides."""
+    # Large or unread content is described by its size, with a checksum if it was read. Two equal descriptions
+    # without a checksum don't prove that the content is equal.
     pending = [(path, a, b)]
     while pending:
         here, x, y = pending.pop()

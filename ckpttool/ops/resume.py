@@ -76,6 +76,8 @@ class MetadataKey(NamedTuple):
 
 def keys_in(metadata: Mapping[str, object]) -> Iterator[MetadataKey]:
     """Yield the metadata itself, and the keys in it, breadth first."""
+    # Parts of the training's state are near the root, so that limits leave out the deepest keys. A settings
+    # key marks all keys below it: an ``lr_scheduler`` in a configuration is a setting, not a state.
     waiting = deque([MetadataKey((), metadata, is_setting=False)])
     for _ in range(_MOST_KEYS):
         if not waiting:
@@ -91,6 +93,8 @@ def keys_in(metadata: Mapping[str, object]) -> Iterator[MetadataKey]:
 
 def found_parts(keys: Iterable[MetadataKey], tensors: Iterable[Tensor]) -> set[str]:
     """Return the parts of the training's state that exist; no value of a tensor is read."""
+    # A part is found by a key of the usual name whose value has the part's layout, or by a tensor of such a
+    # name. Weights never count: a layer may have any name, such as ``scheduler``.
     states = [key for key in keys if not key.is_setting]
     held = {
         name

@@ -119,20 +119,21 @@ def salvage(
 
     Args:
         source: A file, directory or index.
-        target: Path to write to; its suffix says the format, unless ``to`` does.
-        options: What is written, and how.
+        target: Path to write to; its suffix selects the format, unless ``to`` does.
+        options: Options of the conversion.
         advance: Called with the bytes done, from any thread.
         keywords: Attributes of ``ConvertOptions``, such as ``to="safetensors"``.
 
     Raises:
         CheckpointError: It can't be opened, not even to list its tensors; or no tensor is intact.
-        UsageError: The options can't be followed, or the target can't hold the content.
+        UsageError: The options are invalid, or the target's format can't hold the content.
     """
     options = with_keywords(options or ConvertOptions(), keywords)
     advance = advance or no_advance
     with open_path(source, allows_losses=True) as checkpoint:
         good, lost, proven, sound = _assess(checkpoint, options.jobs, advance)
-        # A lost number may be the score or the step that the training state would tell.
+        # The training state may come from a scalar tensor. If one is lost, it can't be trusted to be
+        # complete.
         kept = {one.name for one in good}
         has_numbers = all(one.name in kept for one in checkpoint.tensors if one.size == 1)
         left = checkpoint.replace(
@@ -179,6 +180,9 @@ def _assess(
     Raises:
         DamagedCheckpoint: No tensor is intact, or the list of tensors is damaged.
     """
+    # Ranges beyond the end of a file aren't read. A tensor is lost for the first of: a reason that the reader
+    # recorded, missing bytes, a damaged range. Intact ranges are kept as the result's spans, so that the
+    # conversion compares their checksums again.
     sizes = _Sizes()
     spans = [span for span in checkpoint.spans() if sizes.holds(span.extent)]
     scanned = scan(spans, jobs=jobs or default_jobs(), values=False, advance=advance)
@@ -194,7 +198,7 @@ def _assess(
         Loss(one.name, why, one.nbytes, one.role) for one in checkpoint.tensors if (why := reasons[one.name])
     ]
     unread = [(name, why) for name, why in missing.items() if name not in reasons]
-    # The role of a tensor of which only the name is known is guessed: by its name, else the most common one.
+    # If only the name of a tensor is known, its role is guessed: from the name, else the most common one.
     common = Counter(one.role for one in checkpoint.tensors).most_common(1)[0][0]
     lost += [Loss(name, why, None, role_below((name,)) or common) for name, why in unread]
     sound = tuple(one.span for one in scanned if not _is_damaged(one))
@@ -262,6 +266,8 @@ class _CheckedRanges:
     def _ranges_of(self, tensor: Tensor) -> Iterator[Scanned]:
         """Yield the ranges that have bytes of a tensor."""
         for extent in storages_of(tensor):
+            # The range with the last start at or before the tensor's; it counts if it ends at or after it,
+            # too.
             ranges = self._ranges.get(extent.file, [])
             at = bisect_right(ranges, extent.offset, key=_start) - 1
             if at >= 0 and ranges[at].span.extent.end >= extent.end:
@@ -302,5 +308,5 @@ def _tree_of(checkpoint: Checkpoint, good: Sequence[Tensor]) -> object:
         return tree
     try:
         return edit_tree(tree, edits, kept, checkpoint.tensors)[0]
-    except UsageError:  # a lost one lies in no dictionary: its place can't be told without it
+    except UsageError:  # a lost tensor is in no dictionary, and can't be left out
         return None

@@ -48,7 +48,7 @@ def loss_findings(checkpoint: Checkpoint) -> list[Finding]:
     try:
         training = checkpoint.training
         loss = training.loss
-    except CheckpointError:  # a scalar that can't be read: the pass over the file has told
+    except CheckpointError:  # an unreadable scalar, which the pass over the file reports
         return []
     if loss is None or loss - loss == 0:
         return []

@@ -154,6 +154,9 @@ def write_trimmed(
         NotSlim: The result would have other weights, or wouldn't be smaller.
         CheckpointError: It is damaged, or the new files can't be written.
     """
+    # The new files are written into a stage, where hard links to the unchanged files complete the directory.
+    # So it is opened, compared and checked like any checkpoint before the caller moves the new files into
+    # place.
     with open_checkpoint(path) as whole:
         trim = plan_trim(whole)
         stays = [os.path.relpath(entry.path, path) for entry in whole.files]
@@ -212,8 +215,8 @@ def require_slim_directory(path: str, without: Sequence[str]) -> None:
 
 def _require_same(whole: Checkpoint, rest: Checkpoint) -> None:
     # A directory without some of its files is simulated in a stage with hard links to the others, and opened
-    # like any checkpoint. It must be the same to all commands: format, completeness, tensors, and the
-    # training facts that order a series, which may be recorded in the training state alone.
+    # like any checkpoint. All commands must see the same: format, completeness, tensors, and the facts that
+    # order a series, which may be recorded in the training state alone.
     if (whole.format, whole.variant) != (rest.format, rest.variant):
         raise NotSlim(f"without its training state it would be {rest.format}, not {whole.format}")
     faults = [one.message for one in rest.findings if one.severity is Severity.ERROR]

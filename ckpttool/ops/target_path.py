@@ -24,16 +24,16 @@ from ckpttool.storage import fs
 from ckpttool.transaction.staged_output import clear_areas, is_leftover_name
 
 _MARKS = frozenset({MARKER, *SHARED})
-"""Names of what is in the directory of a checkpoint and tells of its files alone."""
+"""Names of files in a checkpoint's directory that describe its other files."""
 
 
 def target_format(target: str, options: ConvertOptions, *, has_architecture: bool) -> str:
     """Return the name of the format that a target gets.
 
     Args:
-        target: Where it is to stand.
-        options: What was asked for.
-        has_architecture: Whether it is known which Keras model the weights are of.
+        target: Path of the target.
+        options: Options of the conversion.
+        has_architecture: Whether the Keras model that the weights belong to is known.
     """
     if options.to is not None:
         if options.to not in WRITABLE:
@@ -62,13 +62,13 @@ def check_target(
     """Require that a target may be written; return the names next to it that it replaces.
 
     Args:
-        target: Where it is to stand.
-        opened: What is read.
-        options: Whether what is there may be replaced.
+        target: Path of the target.
+        opened: The sources, open.
+        options: Options of the conversion; ``force`` allows to replace an existing target.
         is_prefix: Whether the target is several files whose names begin with it.
-        also: Further paths that are read.
+        also: Paths of further sources.
 
-    Returns None where nothing is there. What does goes with the manifests that are about it.
+    Returns None if nothing is replaced. The manifests of replaced files are replaced with them.
     """
     bare = target.rstrip(os.sep)
     parent, name = os.path.split(bare)
@@ -79,13 +79,15 @@ def check_target(
     if not options.dry_run and any(map(is_leftover_name, beside)):
         clear_areas(parent)
         beside = _writable_names(parent)
+    # No source is overwritten: a target is neither one of the files that are read, nor in a directory that is
+    # read, nor a directory that contains a source.
     for path in also:
         _check_outside(target, path)
     place = fs.realpath(target)
     for source in opened:
         files = {fs.realpath(entry.path) for entry in source.files}
         read = files | {fs.realpath(source.path)}
-        # By another name, too: a hard link, or another spelling.
+        # A hard link, or another spelling on a file system without case, is the same file by another name.
         is_link = fs.lexists(target) and any(
             fs.exists(one) and fs.exists(target) and fs.samefile(one, target) for one in read
         )
@@ -94,7 +96,7 @@ def check_target(
         _check_outside(target, source.path)
         if any(one.startswith(place + os.sep) for one in files):
             raise UsageError(f"{target} contains the source")
-    # What stands in its place: itself, or the files behind the prefix.
+    # Existing files of the target: itself, or those that begin with its prefix.
     of_prefix = re.compile(re.escape(name) + r"\.(index|data-\d{5}-of-\d{5}|meta)", re.DOTALL)
     existing = sorted(one for one in beside if one == name or (is_prefix and of_prefix.fullmatch(one)))
     if not existing:
@@ -125,7 +127,7 @@ def _writable_names(parent: str) -> frozenset[str]:
 
 
 def _check_outside(target: str, source: str) -> None:
-    """Require that a target is not a path that is read, and does not are in it."""
+    """Require that a target is neither a source nor inside of one."""
     place, whole = fs.realpath(target), fs.realpath(source)
     if place == whole:
         raise UsageError(f"{target} is the source itself")
@@ -163,6 +165,8 @@ def check_replaceable(path: str) -> None:
         return
     if not stat.S_ISDIR(mode):
         raise UsageError(f"{path} is neither a file nor a directory; it is not replaced")
+    # A directory is replaced only if each file in it belongs to the one checkpoint that it is, or describes
+    # it: --force must not remove a user's other files.
     whole = path if unit_at(path) is not None else only_serial(path)
     if whole is None:
         raise UsageError(f"{path} is a directory but not a checkpoint; it is not replaced")

@@ -50,6 +50,7 @@ class Survival:
 
 def survival_of(kept: Iterable[Role], lost: Iterable[tuple[str, Role]], *, names_all: bool) -> Survival:
     """Return the survival of a checkpoint, from the roles of kept and the names and roles of lost tensors."""
+    # Without its generators' states a training continues, but not exactly: that is said, and not counted.
     have, gone, rng_state_lost = Counter(kept), Counter[Role](), False
     for name, role in lost:
         if _RNG.search(name):

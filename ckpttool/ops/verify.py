@@ -1,6 +1,6 @@
 """Is it intact, sane and safe? The verdict on one checkpoint, also on one that can't be opened.
 
-A prediction's child is started first, and only then is imported what the checks need.
+The modules of the checks are imported after a prediction's child process was started.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def verify(
         advance: Called with the bytes read, from any thread.
         prediction: How to load it with its framework and run it, in a process of its own.
         against: A copy of it, whose files are compared with its own; on this machine or in a store.
-        ignores: What keeps it from no prediction; ``apply_ignores`` marks it in the verdict.
+        ignores: Findings that don't prevent a prediction; ``apply_ignores`` marks them in the verdict.
 
     Raises:
         NotACheckpoint: Nothing is recognised there.
@@ -108,7 +108,7 @@ def verify(
 def _start_prediction(
     checkpoint: Checkpoint, request: PredictionRequest | None
 ) -> AbstractContextManager[Prediction | None]:
-    """Return the prediction that was asked for, with its child on the way."""
+    """Return the requested prediction, whose child process is starting."""
     if request is None:
         return nullcontext()
     from ckpttool.ops.prediction import Prediction
@@ -120,6 +120,7 @@ def _unopened_verification(
     path: str, format: Format | None, failure: CheckpointError, only: Collection[str], others: Sequence[str]
 ) -> Verification:
     """Return the verdict on a checkpoint that can't be opened, with the findings before the damage."""
+    # A pickle is searched up to its damage: code that was found before counts, as a loader runs it, too.
     seen = getattr(failure, "safety", ())
     where = failure.where
     if failure.path != path:

@@ -240,6 +240,8 @@ def _run_remotely(executor: Executor, task: VerifyTask) -> TaskResult:
 
 def _answer_of(task: VerifyTask, future: Future[TaskResult]) -> TaskResult:
     """Return a worker's result with the user's paths; a lost worker gives an error."""
+    # A worker that sees no such files may see another file system, or the checkpoint was removed meanwhile.
+    # If it was found in a directory and no longer exists here, the latter is assumed, and it is left out.
     path = task.unit.path
     try:
         answer = answer_of(future, path)

@@ -60,6 +60,8 @@ def split(sizes: Mapping[str, int], parts: int) -> dict[str, int]:
 
 def digest_of_work(sizes: Mapping[str, int], asked: Iterable[str]) -> str:
     """Return a hash of checkpoints and checks, which all parts of one job share."""
+    # Parts that saw different checkpoints, or ran different checks, were split differently: together they
+    # may miss some.
     from hashlib import sha256
 
     running = sha256()
@@ -119,6 +121,8 @@ def choose(candidates: Sequence[Candidate], sample: Sample, day: int) -> set[str
     Of those with a record, the least recently read ones are chosen, up to their share of the bytes. Each of
     the others is chosen once in 1 / fraction days.
     """
+    # At least one checkpoint with a record is read each day, however large it is. Those without a record
+    # can't be ordered by their last read: a hash of the path spreads them over the days.
     fraction = sample.fraction_of(sum(one.nbytes for one in candidates))
     recorded = [one for one in candidates if one.has_record]
     chosen: set[str] = set()

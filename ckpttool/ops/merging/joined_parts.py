@@ -30,7 +30,7 @@ MergePart = tuple[str, Checkpoint]
 """An open checkpoint, after its path as given."""
 
 
-# Which shards there are -----------------------------------------------------------------------------------
+# Shards ---------------------------------------------------------------------------------------------------
 
 
 def shards_of(paths: Sequence[str]) -> list[str] | None:
@@ -58,6 +58,7 @@ def shards_of(paths: Sequence[str]) -> list[str] | None:
 
 def _require_all(numbered: Mapping[int, str], like: re.Match[str]) -> None:
     """Raise DamagedCheckpoint unless shards are 1 to N of N, or, as some libraries count, 0 to N - 1."""
+    # The count is in the name of each shard. A shard 0 shows that they are counted from 0.
     total = int(like["total"])
     first = 0 if 0 in numbered else 1
     strange = [at for at in numbered if not first <= at < first + total]
@@ -74,7 +75,7 @@ def _require_all(numbered: Mapping[int, str], like: re.Match[str]) -> None:
         raise DamagedCheckpoint(os.path.join(directory, name), found, code="shard-missing")
 
 
-# One of them ----------------------------------------------------------------------------------------------
+# Joining --------------------------------------------------------------------------------------------------
 
 
 def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
@@ -130,7 +131,7 @@ def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
     )
 
 
-# Whether they fit together --------------------------------------------------------------------------------
+# Consistency ----------------------------------------------------------------------------------------------
 
 
 def _require_one_save(parts: Sequence[MergePart]) -> None:
@@ -159,6 +160,9 @@ def _require_disjoint(parts: Sequence[MergePart]) -> None:
 
 
 def _duplicate_error(first: MergePart, one: Tensor, second: MergePart, two: Tensor) -> CheckpointError:
+    # Slices of one tensor, cut for tensor parallelism, have the same name in all ranks. Without a record of
+    # the axis they can't be joined; they are distinguished from duplicates for the message only, by unlike
+    # shapes or by the usual names of such files.
     (first_path, owner), (path, checkpoint) = first, second
     doubled = [name for name in checkpoint if name in owner]
     unlike = any(owner[name].shape != checkpoint[name].shape for name in doubled)
@@ -197,7 +201,7 @@ def _require_types(parts: Sequence[MergePart]) -> None:
                 )
 
 
-# What they say together -------------------------------------------------------------------------------
+# Union of trees ---------------------------------------------------------------------------------------
 
 
 def _unite(parts: Sequence[MergePart], take: Callable[[Checkpoint], object], what: str) -> Any:

@@ -139,6 +139,7 @@ def _differing_keys(
 
 def keep_first_rank(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedCheckpoint:
     """Return the tensors and metadata that ranks share, without each rank's own."""
+    # The reader puts a rank's own entries under ``rank_<K>``, and shared ones at the top.
     tensors = tuple(one for one in checkpoint.tensors if not is_rank_key(one.path[0]))
     own = (
         key

@@ -48,6 +48,9 @@ _MAX_TEXT = 1 << 20
 
 def enclosing_checkpoint(paths: Sequence[str]) -> str | None:
     """Return the path of the checkpoint that files are parts of; None if it isn't found next to them."""
+    # From the strongest evidence to the weakest: an index that lists the files, Keras's list of shards, the
+    # prefix that a job's ranks share, and a directory whose format reads such files only together. Unless the
+    # index itself is given, each requires all other parts to be among the files.
     prefixes = {_BEHIND_A_PREFIX.sub("", path) for path in paths}  # TensorFlow's checkpoints are prefixes
     if len(prefixes) == 1 and prefixes != set(paths):
         return prefixes.pop()
@@ -133,6 +136,9 @@ class JoinedDirectories(Probe):
 
     def __init__(self, paths: Sequence[str]) -> None:
         """List the directories; raise DamagedCheckpoint if two have the same part."""
+        # The first directory that has an entry provides it. Parameter servers each write a directory of
+        # tables with the same name, which are read together; other entries may be alike only if they aren't
+        # parts.
         super().__init__(paths[0])
         self._found: dict[str, os.DirEntry[str]] = {}
         others: dict[str, tuple[os.DirEntry[str], ...]] = defaultdict(tuple)

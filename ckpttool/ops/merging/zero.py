@@ -138,6 +138,9 @@ def _full_weights(cut: ParameterCut) -> Tensor:
 
 def _optimizer_states(cuts: Mapping[str, ParameterCut]) -> tuple[dict[str, dict[str, object]], list[Problem]]:
     """Return the optimizer's state by parameter and key, and the states that can't be cut into parameters."""
+    # A state with one value for a whole group (``step``) is given to each of its parameters. A state with a
+    # value for each element (``exp_avg``) is cut like the master weights. Others can't be assigned to
+    # parameters.
     states: dict[str, dict[str, object]] = {}
     dropped = []
     for name, cut in cuts.items():
@@ -199,7 +202,7 @@ def _param_groups(
     return groups, rest
 
 
-# All else -------------------------------------------------------------------------------------------------
+# Other content --------------------------------------------------------------------------------------------
 
 
 def _shared_content(checkpoint: Checkpoint, job: ZeroJob) -> tuple[dict[str, Any], Mapping[str, Any]]:

@@ -341,6 +341,8 @@ def _counted_runs(
     ranks: Sequence[Rank], group: int, shapes: Mapping[str, tuple[int, ...]], name: str
 ) -> list[ParameterRun]:
     """Return a parameter's runs, if the ranks' partitions joined are the group's parameters in order."""
+    # A group is one flat tensor of all its parameters in the order of ``param_shapes``, cut into a partition
+    # for each rank. A parameter may cross the border of two partitions; what follows the last one is padding.
     before = 0
     for other, shape in shapes.items():
         if other == name:
