@@ -170,7 +170,7 @@ class Entry:
         """Return whether its files have the same statuses as when it was opened."""
         try:
             return contents(self.directory, self.unit.members).is_same_as(self.contents)
-        except OSError:  # it has vanished, or can't be looked at any more
+        except OSError:  # it has vanished, or can't be read any more
             return False
 
     @property

@@ -78,8 +78,8 @@ def latest(
         UsageError: A mode without a metric, or a metric whose name doesn't say which values are good; or
             nothing says which of several runs is newer.
         NotFound: The directory doesn't exist.
-        CheckpointError: The directory can't be looked at; or none was found, and something in it can't be, or
-            is intact and unsafe; or checkpoints are renamed or removed as often as it is looked at.
+        CheckpointError: The directory can't be read; or none was found, and some paths can't be read, or an
+            intact checkpoint is unsafe; or checkpoints are renamed or removed during every scan.
     """
     query = LatestQuery(
         recursive=recursive,
@@ -160,7 +160,7 @@ def latest_of(
 
     Raises:
         NotFound: No directory exists.
-        CheckpointError: One of them can't be looked at, so that the newest is unknown.
+        CheckpointError: One of them can't be read, so that the newest is unknown.
     """
     find = partial(find_latest, tell=tell, progress=progress)
     if len(directories) == 1:

@@ -299,7 +299,7 @@ def list_checkpoints(
 
     Raises:
         UsageError: No checkpoint has the metric, or a metric was given without a mode.
-        CheckpointError: The directory, or a file of metrics, can't be looked at.
+        CheckpointError: The directory, or a file of metrics, can't be read.
     """
     scope = retention or Scope(
         recursive=recursive,

@@ -410,8 +410,8 @@ def _seconds(when: str | None) -> float | None:
 FULL_CHECKS = ("structure", "checksum", "values")
 """Checks for intact checkpoints; the safety of loading isn't one of them."""
 
-SPECIAL = ("nan", "infinity")
-"""Findings for values that aren't finite."""
+NOT_FINITE = ("nan", "infinity")
+"""Codes of findings for values that aren't finite."""
 
 
 class FullRead(NamedTuple):
@@ -523,7 +523,7 @@ def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_prog
     try:
         with progress(entry.name, entry.nbytes) as advance:
             verdict = verify(entry.unit, only=checks, jobs=jobs, advance=advance)
-        special = [finding for finding in verdict.findings if finding.code in SPECIAL]
+        special = [finding for finding in verdict.findings if finding.code in NOT_FINITE]
         in_weights = findings_of_weights(entry, special)
     except CheckpointError as failure:
         unreadable = fault(Code.UNREADABLE, failure.reason)

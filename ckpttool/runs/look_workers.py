@@ -198,7 +198,7 @@ def _under_own_path(
     # The worker's machine may see other files under the same path. In a store, asking again costs a request.
     may_compare = fs.place_of(path).reads_are_free
     if result.entry is not None and may_compare and not _has_same_files(path, result.entry):
-        return not_the_same(path, "that looked at it")
+        return not_the_same(path, "that opened it")
     unit = result.unit._replace(path=path)
     entry = result.entry and replace(result.entry, path=shown(path), unit=unit)
     return LookResult(unit, entry)

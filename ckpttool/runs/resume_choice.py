@@ -398,7 +398,7 @@ class LatestSearch:
             return Latest(None, why, problems, surveyed.remarks, surveyed.journals)
         danger = [f"{chosen.path}: {_unsafe(chosen)}"] if chosen.danger else []
         doubts = _choice_warnings(surveyed, chosen, query.best, {entry.path for entry, _ in rejected})
-        warnings = (*danger, *surveyed.remarks, *doubts, *_unmeasured_warnings(surveyed, query.best))
+        warnings = (*danger, *surveyed.remarks, *doubts)
         # How training resumes is shown if it is cheap to find out: opening a checkpoint in a store isn't.
         resume = None
         if query.resume_exact or fs.place_of(chosen.path).reads_are_free:
@@ -424,7 +424,7 @@ def _inexact(entry: Entry) -> Reason | None:
 
 
 def _resume_of(entry: Entry) -> ResumeVerdict:
-    assert entry.unit.format is not None  # it was looked at, and is sound
+    assert entry.unit.format is not None  # only a sound checkpoint is chosen
     with open_unit(entry.unit.format, entry.unit) as checkpoint:
         return resume_verdict(checkpoint)
 
@@ -532,7 +532,7 @@ def _reason_for_none(surveyed: Survey, query: LatestQuery) -> str:
 def _choice_warnings(
     surveyed: Survey, chosen: Entry, best: str | None, rejected: Collection[str]
 ) -> tuple[str, ...]:
-    """Return warnings about the choice: the order of its series, and rival series."""
+    """Return warnings about the choice: the order of its series, rival series, and missing metrics."""
     warnings = [
         warning for group in surveyed.groups if group.key == chosen.group for warning in group.warnings
     ]
@@ -549,15 +549,12 @@ def _choice_warnings(
             others = [key for key in rivals if key != chosen.group]
             names = ", ".join(others[:_MAX_RIVALS]) + (", …" if len(others) > _MAX_RIVALS else "")
             warnings.append(f"found {len(rivals)} series; using {chosen.group} (also: {names})")
-    return tuple(warnings)
-
-
-def _unmeasured_warnings(surveyed: Survey, best: str | None) -> Iterator[str]:
-    """Yield a warning with the number of checkpoints without the metric."""
     sound = [entry for entry in surveyed.entries if entry.is_sound and not entry.holds_others]
     count = sum(best is not None and comparable_value(entry, best) is None for entry in sound)
     if count:
-        yield f"{surveyed.root}: {count:,} of {counted(len(sound), 'checkpoint')} without a metric {best!r}"
+        total = counted(len(sound), "checkpoint")
+        warnings.append(f"{surveyed.root}: {count:,} of {total} without a metric {best!r}")
+    return tuple(warnings)
 
 
 def comparable_value(entry: Entry, metric: str) -> float | None:

@@ -104,7 +104,7 @@ def survey_directory(
         root: The directory.
         scope: Checkpoints to look at.
         enters_root: Whether the directory is searched even if it is a checkpoint itself.
-        advance: Called with the number of files and directories looked at, from any thread.
+        advance: Called with the number of files and directories examined, from any thread.
         executor: Looks at checkpoints instead of this process; its workers see the same files.
     """
     path = bare(os.fspath(root))

@@ -29,7 +29,7 @@ from ckpttool.core.text import file_size
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.ops.verdict import Safety, Verification
 from ckpttool.runs.entry import Entry
-from ckpttool.runs.look import SPECIAL, FullRead, FullReader, Progress, no_progress
+from ckpttool.runs.look import NOT_FINITE, FullRead, FullReader, Progress, no_progress
 from ckpttool.runs.pointers.kinds import Pointers
 from ckpttool.runs.pointers.search import temporary_for
 from ckpttool.runs.reasons import Code, code_of
@@ -378,7 +378,7 @@ class DirectoryWatch:
             # Ctrl-C also ends the process of a prediction, whose failure doesn't mean damage then.
             self._raise_if_ending()
             self.has_seen_damage = True
-        is_sound = verification.is_valid and not any(one.code in SPECIAL for one in verification.findings)
+        is_sound = verification.is_valid and not any(one.code in NOT_FINITE for one in verification.findings)
         if is_sound:
             self._reader.remember(entry, FullRead(None, is_finite=True))
         self._verdicts[entry.path] = _Verdict(entry.contents, problem, is_sound and problem is None)

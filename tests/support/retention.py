@@ -75,7 +75,7 @@ def why(entries: Sequence[Entry], name: str, policy: Policy, **protections: Any)
     retention = plan_saves(groups, policy, protected)
     planned = PrunePlan(retention, groups=saves, protections=protections_of_saves(saves, protected))
     explanation = explain(planned, f"run/{name}")
-    assert explanation.stays == (explanation.entry not in planned.plan.removals)
+    assert explanation.is_kept == (explanation.entry not in planned.plan.removals)
     return explanation
 
 

@@ -335,8 +335,8 @@ def explain_text(explanation: Explanation, *, colour: bool = False) -> str:
 def _explain_lines(explanation: Explanation, colour: bool) -> Iterator[str]:
     if explanation.requested_path is not None:
         yield f"{printable(explanation.requested_path)} belongs to {printable(explanation.entry.path)}"
-    verb = "would be kept" if explanation.stays else "would be removed"
-    is_changed = not explanation.stays or explanation.slims
+    verb = "would be kept" if explanation.is_kept else "would be removed"
+    is_changed = not explanation.is_kept or explanation.slims
     end = " without its training state" if explanation.slims else ""
     yield styled(f"{printable(explanation.entry.path)} {verb}{end}", Style.YELLOW, colour and is_changed)
     place = "; ".join(explanation.place)

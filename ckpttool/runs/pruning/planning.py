@@ -123,14 +123,14 @@ class Planner:
         self._read: set[str] = set()
         self._failed: dict[str, str] = {}
         self._finite: dict[str, str] = {}
-        self._copied: set[str] = set()
+        self._compared: set[str] = set()
         self._copies: RequiredCopies | None = None
         if request.require_copy is not None:
             self._copies = RequiredCopies(survey.root, request.require_copy, progress)
         self._slimmable: dict[str, str | None] = {}
-        self._own = own_reasons(survey, request, request.min_age)
+        self._own_reasons = own_reasons(survey, request, request.min_age)
         self._pointers = self._pointers_in(survey.snapshot, asks_trackers=True)
-        self._pointed = PointerProtections()
+        self._by_pointers = PointerProtections()
         self._find_failed_runs()
 
     def plan(self) -> PrunePlan:
@@ -140,7 +140,11 @@ class Planner:
         # A damaged survivor is replaced by another checkpoint, which is read in turn; one without its copy is
         # kept, which may change which others are. One kind of fact is gathered at a time, as the next plan
         # may not need the others: reading and comparing are expensive.
-        while self._read_survivors(retention) or self._find_copies(retention) or self._find_slim(retention):
+        while (
+            self._read_survivors(retention)
+            or self._compare_copies(retention)
+            or self._find_unslimmable(retention)
+        ):
             retention = self._retention()
         removed, total, limit = len(retention.removals), len(survey.entries), request.max_delete
         if limit is not None and removed > max_removals(limit, total):
@@ -151,10 +155,10 @@ class Planner:
         chosen = [(group, request.all_policies.of(group)) for group in self._saves]
         protections = protections_of_saves(self._saves, self._protections())
         problems = (
-            *_problems(survey, retention, self._faults, self._pointed.unread.values()),
+            *_problems(survey, retention, self._faults, self._by_pointers.unread.values()),
             *_lookalikes(chosen, protections, self._now),
         )
-        warnings = tuple(_warnings(survey, request, chosen, self._pointed, self._now))
+        warnings = tuple(_warnings(survey, request, chosen, self._by_pointers, self._now))
         if request.depth == "full":
             retention = _mark_unread_newest(retention, self._read)
         return PrunePlan(retention, problems, warnings, survey.journals, self._saves, protections, self._now)
@@ -163,7 +167,7 @@ class Planner:
         """Protect directories with files that aren't the checkpoint's own."""
         for entry in self._survey.entries:
             if entry.foreign_files:
-                self._own[entry.path].append(foreign_reason(entry))
+                self._own_reasons[entry.path].append(foreign_reason(entry))
 
     def newly_protected(self) -> dict[str, str]:
         """Look at pointers and required copies again; return new reasons to keep checkpoints, by path.
@@ -174,9 +178,9 @@ class Planner:
         now = self._pointers_in(Snapshot(), asks_trackers=False).protections(self._faults)
         found = {} if self._copies is None else self._copies.changed()
         for group in self._survey.groups:
-            why = None if group.key in self._pointed.skipped else now.skipped.get(group.key)
+            why = None if group.key in self._by_pointers.skipped else now.skipped.get(group.key)
             for entry in group.entries:
-                known = self._pointed.reasons.get(entry.path, ())
+                known = self._by_pointers.reasons.get(entry.path, ())
                 new = [one for one in now.reasons.get(entry.path, ()) if one not in known]
                 if new or why is not None:
                     found[entry.path] = f"protected since the plan was made: {new[0] if new else why}"
@@ -222,8 +226,8 @@ class Planner:
         request = self.request
         protections = protections_of(
             self._survey.groups,
-            self._pointed,
-            self._own,
+            self._by_pointers,
+            self._own_reasons,
             self._faults,
             series=request.series,
             policies=request.all_policies,
@@ -239,7 +243,7 @@ class Planner:
 
     def _retention(self) -> RetentionPlan:
         """Return the plan by the facts known so far."""
-        self._pointed = self._pointers.protections(self._faults)
+        self._by_pointers = self._pointers.protections(self._faults)
         try:
             return plan_saves(
                 self._survey.groups, self.request.all_policies, self._protections(), now=self._now
@@ -256,18 +260,18 @@ class Planner:
         self._faults |= damaged
         return bool(damaged)
 
-    def _find_copies(self, retention: RetentionPlan) -> bool:
+    def _compare_copies(self, retention: RetentionPlan) -> bool:
         """Compare the checkpoints to remove with their required copies; return whether one isn't proven."""
         if self._copies is None:
             return False
-        changed = [entry for entry in retention.changed if entry.path not in self._copied]
-        self._copied.update(entry.path for entry in changed)
+        changed = [entry for entry in retention.changed if entry.path not in self._compared]
+        self._compared.update(entry.path for entry in changed)
         unproven = self._copies.unproven(changed)
         for path, why in unproven.items():
-            self._own[path].append(why)
+            self._own_reasons[path].append(why)
         return bool(unproven)
 
-    def _find_slim(self, retention: RetentionPlan) -> bool:
+    def _find_unslimmable(self, retention: RetentionPlan) -> bool:
         """Open the checkpoints to slim; return whether one can't be slimmed."""
         from ckpttool.runs.pruning.slimming import obstacle_to_slimming
 
@@ -445,7 +449,7 @@ class Explanation:
 
     Attributes:
         entry: The checkpoint.
-        stays: Whether it is kept, whole or slimmed.
+        is_kept: Whether it is kept, whole or slimmed.
         reasons: Reasons to keep it.
         against: Why each rule doesn't keep it.
         place: Its position in its series: ``7th newest of 12``, and its rank by the policy's metric.
@@ -455,7 +459,7 @@ class Explanation:
     """
 
     entry: Entry
-    stays: bool
+    is_kept: bool
     reasons: tuple[str, ...]
     against: tuple[str, ...]
     place: tuple[str, ...] = ()
@@ -465,7 +469,7 @@ class Explanation:
 
     def document(self) -> dict[str, Any]:
         keys = ("path", "group", "stays", "slims", "place", "reasons", "against")
-        return document_of(self, *keys, names={"path": "entry.path", "group": "key"})
+        return document_of(self, *keys, names={"path": "entry.path", "group": "key", "stays": "is_kept"})
 
 
 def explain(planned: PrunePlan, path: str) -> Explanation:
@@ -481,7 +485,7 @@ def explain(planned: PrunePlan, path: str) -> Explanation:
         reasons.append(reason if holder is None else f"{reason} ({holder})")
     return Explanation(
         entry,
-        stays=kept is not None,
+        is_kept=kept is not None,
         reasons=tuple(reasons),
         against=tuple(_against(planned, group_plan, save, entry, history)),
         place=tuple(_place(group_plan.policy, save, history)),

@@ -153,7 +153,7 @@ def prune(
 
     Raises:
         UsageError: The directory is a checkpoint itself, or the policy keeps nothing.
-        CheckpointError: The directory can't be looked at, locked or changed; nothing was removed.
+        CheckpointError: The directory can't be read, locked or changed; nothing was removed.
     """
     request = PruneRequest.from_keywords(directory, keywords)
     progress = progress or no_progress

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 EARLIEST = 347_155_200
 """1981 in seconds since 1970. Clocks that were never set begin in 1970, times in zip files in 1980."""
 
-_MANY = 3
-"""Fewest files of a burst; two may be written at once, as by a signal next to a regular save."""
+_MIN_BURST = 3
+"""Minimum number of files in a burst; two may be written at once, as by a signal next to a regular save."""
 _COPY_SECONDS = 2
 """Limit on the gaps in a long burst; a training pruned by dates doesn't save at such a pace, a copy does."""
 
@@ -84,7 +84,7 @@ def _bursts(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     for near in _split_at_gaps(sorted(entries, key=lambda entry: entry.modified_ns), CONTRADICTION_SECONDS):
         is_at_once = near[-1].modified_ns - near[0].modified_ns <= CONTRADICTION_SECONDS * 10**9
         for burst in [near] if is_at_once else _split_at_gaps(near, _COPY_SECONDS):
-            if len(burst) >= _MANY:
+            if len(burst) >= _MIN_BURST:
                 yield burst
 
 
@@ -134,7 +134,7 @@ class History:
 
     @cached_property
     def written_last(self) -> Sequence[Entry]:
-        """Return them, the last written first, if files' times contradict their order; else none."""
+        """Intact checkpoints, the last written first, if files' times contradict their order; else none."""
         from ckpttool.runs.series import written_last
 
         return written_last(self.intact[::-1])

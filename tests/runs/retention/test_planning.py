@@ -499,7 +499,7 @@ def test_which_unfinished_runs_failed(
 
 def _explained(entries: Sequence[Entry], name: str, policy: Policy, **protections: Any):
     one = why(entries, name, policy, **protections)
-    return one.stays, one.place, one.reasons, one.against
+    return one.is_kept, one.place, one.reasons, one.against
 
 
 def test_every_rule_has_a_word(entry) -> None:
