@@ -223,7 +223,7 @@ class Decompressed(Readable):
             if piece:
                 yield piece
             elif is_stuck and at >= self._source.size and not decompressor.eof:
-                found = f"the {self.compression.name} stream breaks off after {done:,} bytes"
+                found = f"the {self.compression.name} stream ends early, after {done:,} bytes"
                 raise Truncated(self.path, found)
         self.trailing = self._source.size - at + len(decompressor.unused_data)
 
@@ -286,8 +286,8 @@ class Inflation:
         with self._lock:
             self._spent += nbytes
         if self._spent > self.limit:
-            found = f"compressed records of more than {self.limit:,} bytes besides values"
-            expected = f"less in a file of {self.source.size:,} bytes"
+            found = f"compressed records of more than {self.limit:,} bytes besides tensor values"
+            expected = f"the limit for a file of {self.source.size:,} bytes"
             raise LimitExceeded(self.source.path, found, expected=expected, where=where)
 
     def skip(self, nbytes: int, where: str) -> None:
@@ -376,7 +376,7 @@ class Inflated(Readable):
         from isal import isal_zlib  # many times as fast as zlib for high compression ratios
 
         if self.size > self.stored * MAX_EXPANSION:
-            raise self._damage(f"{self.stored:,} bytes, which can't be inflated to so many")
+            raise self._damage(f"{self.stored:,} compressed bytes can't inflate to the stated size")
         if self._inflater is None:
             self._inflation.keep(self)
         self._inflater = isal_zlib.decompressobj(_RAW)
@@ -449,6 +449,6 @@ class Budget:
         """
         self.spent += nbytes
         if self.spent > self.limit:
-            found = f"{self._what} of more than {self.limit:,} bytes once written out"
-            expected = f"less in {self._nbytes:,} bytes"
+            found = f"{self._what} expand to more than {self.limit:,} bytes"
+            expected = f"the limit for {self._nbytes:,} bytes"
             raise LimitExceeded(self._path, found, expected=expected, where=where)

@@ -54,7 +54,7 @@ def send(kind: bytes, payload: bytes) -> None:
     out.write(payload)
 
 
-def tell(**item: Any) -> None:
+def send_json(**item: Any) -> None:
     """Write one frame of JSON."""
     send(b"J", json.dumps(item).encode())
     if _is_late():
@@ -64,7 +64,7 @@ def tell(**item: Any) -> None:
 def stay_alive() -> None:
     """Send a sign of life if nothing was sent for a while."""
     if _is_late():
-        tell(k="alive")
+        send_json(k="alive")
 
 
 def _is_late() -> bool:
@@ -98,10 +98,10 @@ FLETCHER32 = 3
 READABLE = frozenset({1, 2, FLETCHER32, 4, 5, 6, 32000})
 
 
-REPLACED = "another file has come to the place of the one that was looked at"
+REPLACED = "the file was replaced after it was inspected"
 
 
-def is_meant(descriptor: int, request: dict[str, Any]) -> bool:
+def is_same_file(descriptor: int, request: dict[str, Any]) -> bool:
     """Return whether an open file has the device and inode that the parent found at the path."""
     status = os.fstat(descriptor)
     identity: list[int] = request["file"]
@@ -197,7 +197,7 @@ class Library:
                 name = repr(stream).encode("ascii", "replace")
             handle = self.h5.h5f.open(name, self.h5.h5f.ACC_RDONLY, access)
             self._open[number] = handle, stream
-            if stream is None and not is_meant(handle.get_vfd_handle(), request):
+            if stream is None and not is_same_file(handle.get_vfd_handle(), request):
                 self.forget(number)
                 raise OSError(REPLACED)
         return self._open[number][0]
@@ -225,7 +225,7 @@ class Library:
             return None
         else:
             stream = open(request["path"], "rb", buffering=0)  # noqa: SIM115 - closed with the range
-            if not is_meant(stream.fileno(), request):
+            if not is_same_file(stream.fileno(), request):
                 stream.close()
                 raise OSError(REPLACED)
         return FileRange(stream, request["offset"], request["size"])
@@ -348,7 +348,7 @@ class Sum:
     def _charge(self, nbytes: int) -> None:
         self.nbytes += nbytes
         if self.nbytes > self._limit or time.monotonic() > self._deadline:
-            raise ValueError("too much to be summed")
+            raise ValueError("too large to checksum")
 
     def _add_bytes(self, data: bytes) -> None:
         self.crc = zlib.crc32(data, self.crc)
@@ -393,19 +393,19 @@ class Sum:
         return name
 
 
-def total(library: Library, request: dict[str, Any]) -> None:
+def send_checksum(library: Library, request: dict[str, Any]) -> None:
     """Send the CRC-32 of the elements of a dataset."""
     handle = library.file(request)
     dataset = library.h5.h5d.open(handle, request["dataset"].encode("latin-1"))
     creation = dataset.get_create_plist()
     if creation.get_external_count() or creation.get_layout() == library.h5.h5d.VIRTUAL:
-        raise ValueError("the values lie elsewhere")
+        raise ValueError("the values are stored elsewhere")
     for at in range(creation.get_nfilters()):
         if creation.get_filter(at)[0] not in READABLE:
-            raise ValueError(f"filter {creation.get_filter(at)[0]} is not read")
+            raise ValueError(f"filter {creation.get_filter(at)[0]} is not supported")
     elements = Sum(library, handle, request["limit"], time.monotonic() + SECONDS)
     elements.add_dataset(dataset)
-    tell(k="sum", crc32=elements.crc, nbytes=elements.nbytes)
+    send_json(k="sum", crc32=elements.crc, nbytes=elements.nbytes)
 
 
 def _product(shape: tuple[int, ...]) -> int:
@@ -469,18 +469,18 @@ class TreeWalk:
         """Send every object; iteratively, so that deep nesting can't overflow the stack."""
         pending = [("", self._root, 0)]
         self._seen[self._h5.h5o.get_info(self._root).addr] = "", False
-        tell(k="group", path="", attrs=self._attributes("", self._root))
+        send_json(k="group", path="", attrs=self._attributes("", self._root))
         while pending:
             path, group, depth = pending.pop()
             found = []
             for link in self._links(path, group):
                 self._paths -= len(path) + len(link[0]) + 1
                 if self._paths < 0:
-                    tell(
+                    send_json(
                         k="fault",
                         code="hdf5-limit",
                         path="",
-                        message=f"paths of over {MAX_PATHS:,} characters",
+                        message=f"paths of more than {MAX_PATHS:,} characters",
                     )
                     return
                 below = self._visit(path, group, link, depth)
@@ -499,9 +499,11 @@ class TreeWalk:
         try:
             group.links.iterate(add, info=True)
             if self._are_too_many(links):
-                tell(k="fault", code="hdf5-limit", path=path, message=f"over {MAX_OBJECTS:,} objects")
+                send_json(
+                    k="fault", code="hdf5-limit", path=path, message=f"more than {MAX_OBJECTS:,} objects"
+                )
         except self._lib.errors as failure:
-            tell(k="fault", code="hdf5-damaged", path=path, message=reason(failure))
+            send_json(k="fault", code="hdf5-damaged", path=path, message=reason(failure))
         return links
 
     def _are_too_many(self, links: list[Link]) -> bool:
@@ -513,38 +515,43 @@ class TreeWalk:
         here = f"{path}/{text(name)}"
         try:
             if kind != self._h5.h5l.TYPE_HARD:
-                self._tell_link(here, group, name, kind)
+                self._send_link(here, group, name, kind)
                 return None
             if address in self._seen:
                 first, is_dataset = self._seen[address]
-                tell(k="again", path=here, first=first, kind="dataset" if is_dataset else "group")
+                send_json(k="again", path=here, first=first, kind="dataset" if is_dataset else "group")
                 return None
             self._seen[address] = here, False
             if depth > MAX_DEPTH:
-                tell(k="fault", code="hdf5-limit", path=here, message=f"groups nested over {MAX_DEPTH} deep")
+                send_json(
+                    k="fault",
+                    code="hdf5-limit",
+                    path=here,
+                    message=f"groups nested more than {MAX_DEPTH} deep",
+                )
                 return None
             opened = self._h5.h5o.open(group, name)
             self._seen[address] = here, isinstance(opened, self._h5.h5d.DatasetID)
-            return self._tell_object(here, opened)
+            return self._send_object(here, opened)
         except self._lib.errors as failure:
-            tell(k="fault", code="hdf5-damaged", path=here, message=reason(failure))
+            send_json(k="fault", code="hdf5-damaged", path=here, message=reason(failure))
             return None
 
-    def _tell_link(self, path: str, group: Any, name: bytes, kind: int) -> None:
+    def _send_link(self, path: str, group: Any, name: bytes, kind: int) -> None:
         """Send a soft, external or user-defined link."""
         external, soft = kind == self._h5.h5l.TYPE_EXTERNAL, kind == self._h5.h5l.TYPE_SOFT
         value: Any = group.links.get_val(name) if external or soft else b""
         target = ":".join(map(text, value)) if external else text(value)
-        tell(k="link", path=path, kind="external" if external else "soft", target=target)
+        send_json(k="link", path=path, kind="external" if external else "soft", target=target)
 
-    def _tell_object(self, path: str, opened: Any) -> Below | None:
+    def _send_object(self, path: str, opened: Any) -> Below | None:
         if isinstance(opened, self._h5.h5g.GroupID):
-            tell(k="group", path=path, attrs=self._attributes(path, opened))
+            send_json(k="group", path=path, attrs=self._attributes(path, opened))
             return path, opened
         if isinstance(opened, self._h5.h5d.DatasetID):
-            tell(k="dataset", path=path, attrs=self._attributes(path, opened), **self._dataset(opened))
+            send_json(k="dataset", path=path, attrs=self._attributes(path, opened), **self._dataset(opened))
         else:
-            tell(k="type", path=path)
+            send_json(k="type", path=path)
         return None
 
     def _dataset(self, dataset: Any) -> dict[str, Any]:
@@ -592,7 +599,7 @@ class TreeWalk:
                 values[text(name)] = self._attribute_value(self._h5.h5a.open(opened, name))
                 stay_alive()
         except self._lib.errors as failure:
-            tell(k="fault", code="hdf5-attribute", path=path, message=f"an attribute: {reason(failure)}")
+            send_json(k="fault", code="hdf5-attribute", path=path, message=f"an attribute: {reason(failure)}")
         return values
 
     def _attribute_value(self, attribute: Any) -> Any:
@@ -648,10 +655,10 @@ def block(library: Library, request: dict[str, Any]) -> None:
     dataset = library.dataset(request)
     creation, kind = dataset.get_create_plist(), dataset.get_type()
     if creation.get_external_count() or creation.get_layout() == h5.h5d.VIRTUAL:
-        raise ValueError("the values lie elsewhere")
+        raise ValueError("the values are stored elsewhere")
     for at in range(creation.get_nfilters()):
         if creation.get_filter(at)[0] not in READABLE:
-            raise ValueError(f"filter {creation.get_filter(at)[0]} is not read")
+            raise ValueError(f"filter {creation.get_filter(at)[0]} is not supported")
     start, count = tuple(request["start"]), tuple(request["count"])
     nbytes = kind.get_size()
     for length in count:
@@ -679,7 +686,7 @@ def chunks(library: Library, request: dict[str, Any]) -> None:
     dataset.chunk_iter(
         lambda chunk: rows.append((chunk.chunk_offset, chunk.byte_offset, chunk.size, chunk.filter_mask))
     )
-    tell(k="chunks", chunks=[row for row in rows if row[1] is not None])
+    send_json(k="chunks", chunks=[row for row in rows if row[1] is not None])
 
 
 def limit_memory() -> None:
@@ -707,11 +714,11 @@ def answer(library: Library, request: dict[str, Any]) -> None:
         elif request["op"] == "chunks":
             chunks(library, request)
         elif request["op"] == "sum":
-            total(library, request)
+            send_checksum(library, request)
         else:
             block(library, request)
     except library.errors as failure:
-        tell(k="failed", message=reason(failure))
+        send_json(k="failed", message=reason(failure))
     send(b"E", b"")
     flush()
 

@@ -73,16 +73,16 @@ def attribute_fault(name: str, value: object) -> str | None:
     values = value if isinstance(value, list | tuple) else [value]
     texts = [value for value in values if isinstance(value, str)]
     if not name or not all(map(_is_text, (name, *texts))):
-        return "it is empty, has a NUL, or is no valid text"
+        return "it is empty, contains a NUL, or isn't valid text"
     # A list of integers is written with one type, int64 or uint64: so each must fit in 64 bits, and negative
     # ones can't be together with those from 2^63 on.
     integers = [value for value in values if isinstance(value, int)]
     if any(not -1 << 63 <= integer < 1 << 64 for integer in integers):
         return "a number of more than 64 bits"
     if min(integers, default=0) < 0 and max(integers, default=0) >= 1 << 63:
-        return "numbers of which 64 bits hold either the lowest or the highest"
+        return "no 64-bit type holds both the lowest and the highest number"
     if texts and len(texts) < len(values):
-        return "texts and numbers in one list"
+        return "strings and numbers in one list"
     width = max((len(text.encode()) for text in texts), default=8)
     nbytes = len(name.encode()) + (len(values) * max(1, width) if isinstance(value, list | tuple) else 0)
     return f"{nbytes:,} bytes, and at most {MAX_ATTRIBUTE:,} fit" if nbytes > MAX_ATTRIBUTE else None

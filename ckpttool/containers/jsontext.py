@@ -27,7 +27,7 @@ class DuplicateKeyObject(dict[str, Any]):
     @property
     def problem(self) -> str:
         """The sentence for findings and errors."""
-        return f"{self.key!r} stands twice"
+        return f"duplicate key {self.key!r}"
 
     def error(self, path: str, where: str | None = None) -> DamagedCheckpoint:
         """Return the error for a file in which duplicate keys aren't allowed."""
@@ -52,7 +52,7 @@ def parse_json(
     try:
         text = data.decode()
     except UnicodeDecodeError as failure:
-        found = f"the {what} is not UTF-8 at its byte {failure.start:,}"
+        found = f"the {what} is not UTF-8 at byte {failure.start:,}"
         raise DamagedCheckpoint(path, found, code=f"{what}-not-utf8") from failure
     # An upper bound on the number of values, before any is made: n of them in a container take a bracket and
     # n - 1 commas.
@@ -60,7 +60,7 @@ def parse_json(
     require_at_most(path, MAX_VALUES, values, f"the {what} holds {{:,}} JSON values")
     constant = float if constants else _refuse_constant
     deep = LimitExceeded(
-        path, f"the {what} is nested over {MAX_DEPTH} deep", expected="less", code=f"{what}-too-deep"
+        path, f"the {what} is nested more than {MAX_DEPTH} levels deep", code=f"{what}-too-deep"
     )
     try:
         tree = json.loads(
@@ -76,10 +76,10 @@ def parse_json(
         raise deep from failure
     except UnicodeEncodeError as failure:
         half = f"\\u{ord(failure.object[failure.start]):04x}"
-        found = f"the {what} is no JSON: {half} is half a character"
+        found = f"the {what} is not valid JSON: lone surrogate {half}"
         raise DamagedCheckpoint(path, found, code=f"{what}-not-json") from failure
     except ValueError as failure:
-        found = f"the {what} is no JSON: {failure}"
+        found = f"the {what} is not valid JSON: {failure}"
         raise DamagedCheckpoint(path, found, code=f"{what}-not-json") from failure
     return tree
 
@@ -99,7 +99,7 @@ def _parse_integer(digits: str) -> int | float:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"the constant {name}")
 
 
 def _is_deeper(tree: Any, limit: int) -> bool:

@@ -175,7 +175,7 @@ def _require_end(source: Readable, stream: Stream) -> Stream:
     if stream.end > source.size:
         raise Truncated(source.path, f"truncated: {source.size:,} of {stream.end:,} bytes")
     if stream.end < source.size:
-        found = f"trailing bytes behind the tensor: {source.size - stream.end:,}"
+        found = f"trailing bytes after the tensor: {source.size - stream.end:,}"
         raise DamagedCheckpoint(source.path, found, expected=f"{stream.end:,} in all", code="trailing-bytes")
     return stream
 
@@ -291,9 +291,9 @@ def lod_fault(source: Readable, stream: Stream) -> str | None:
         is_last = level + 1 == len(stream.lod)
         below = (stream.shape[0] if stream.shape else 1) if is_last else stream.lod[level + 1][1] - 1
         if count < 2 or bounds[0] != 0 or any(bounds[at] > bounds[at + 1] for at in range(count - 1)):
-            return f"the bounds of level {level} do not rise from 0"
+            return f"the bounds of level {level} don't increase from 0"
         if bounds[-1] != below:
-            return f"level {level} ends at {bounds[-1]:,}, and {below:,} lie below it"
+            return f"level {level} ends at {bounds[-1]:,} instead of {below:,}"
     return None
 
 

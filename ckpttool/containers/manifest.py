@@ -80,12 +80,12 @@ class Manifest:
         return Manifest(self.path, tuple(lines), self.malformed)
 
 
-def read_manifest(path: str, *, of: str | None = None) -> Manifest:
+def read_manifest(path: str, *, lone_digest_file: str | None = None) -> Manifest:
     """Read a manifest; errors are in its ``malformed``.
 
     Args:
         path: Path of the manifest.
-        of: The file of a digest without a name.
+        lone_digest_file: File of a digest that is the whole line, without a name; None refuses such lines.
     """
     name = os.path.basename(path)
     try:
@@ -96,10 +96,10 @@ def read_manifest(path: str, *, of: str | None = None) -> Manifest:
             data = source.read(0, source.size)
     except CheckpointError as failure:
         return Manifest(path, malformed=(error("manifest-malformed", failure.reason, name),))
-    return parse_manifest(path, data, of=of)
+    return parse_manifest(path, data, lone_digest_file=lone_digest_file)
 
 
-def parse_manifest(path: str, data: bytes, *, of: str | None = None) -> Manifest:
+def parse_manifest(path: str, data: bytes, *, lone_digest_file: str | None = None) -> Manifest:
     """Parse the text of a manifest; see ``read_manifest``."""
     lines: list[Line] = []
     faults: list[tuple[int, str]] = []
@@ -107,36 +107,36 @@ def parse_manifest(path: str, data: bytes, *, of: str | None = None) -> Manifest
         text = text.removesuffix(b"\r")
         if not text or text.startswith(b"#"):
             continue
-        line = _parse_line(text, of)
+        line = _parse_line(text, lone_digest_file)
         if isinstance(line, Line):
             lines.append(line)
         else:
             faults.append((number, line))
     if not lines and not faults:
-        faults.append((1, "it lists no file"))
+        faults.append((1, "no files listed"))
     if not faults:
         return Manifest(path, tuple(lines))
     number, why = faults[0]
-    more = f"; so are {counted(len(faults) - 1, 'more line')}" if len(faults) > 1 else ""
+    more = f"; {counted(len(faults) - 1, 'more malformed line')}" if len(faults) > 1 else ""
     malformed = error("manifest-malformed", f"{why}{more}", f"{os.path.basename(path)}:{number}")
     return Manifest(path, tuple(lines), (malformed,))
 
 
-def _parse_line(text: bytes, of: str | None) -> Line | str:
+def _parse_line(text: bytes, lone_digest_file: str | None) -> Line | str:
     """Return the entry in a line, or the reason why it can't be read."""
-    if of is not None and _BARE.fullmatch(text):
-        return Line(os.path.basename(of), text.decode().lower())
+    if lone_digest_file is not None and _BARE.fullmatch(text):
+        return Line(os.path.basename(lone_digest_file), text.decode().lower())
     if len(text) > _MAX_LINE:
-        return "a line that is too long"
+        return "line too long"
     match = _PLAIN.fullmatch(text) or _TAGGED.fullmatch(text)
     if match is None:
-        return "no line that sha256sum writes"
+        return "not a line of sha256sum"
     if len(match["name"]) > MAX_NAME:
-        return "a name that is too long"
+        return "name too long"
     name = match["name"]
     if match["escaped"]:
         if any(escape not in _ESCAPED for escape in _ESCAPE.findall(name)):
-            return "a name with an escape that sha256sum doesn't have"
+            return "unknown escape in the name"
         name = _ESCAPE.sub(lambda escape: _ESCAPED[escape[1]], name)
     path = os.fsdecode(name)
     # A manifest comes with the files that it describes, and may be hostile, too: a path that leads out of its
@@ -144,7 +144,7 @@ def _parse_line(text: bytes, of: str | None) -> Line | str:
     while path.startswith("./"):
         path = path[2:]
     if "\0" in path or any(part in ("", os.curdir, os.pardir) for part in path.split("/")):
-        return "a path that does not lie below the manifest's directory; it was not opened"
+        return "path outside the manifest's directory; not opened"
     return Line(path, match["digest"].decode().lower())
 
 

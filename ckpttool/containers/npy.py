@@ -110,16 +110,16 @@ def _header_error(path: str, found: str, where: str | None, expected: str | None
 def _fields(text: str) -> tuple[Any, bool, tuple[int, ...]]:
     literal = _Parser(text).parse()
     if not isinstance(literal, dict) or set(literal) != {"descr", "fortran_order", "shape"}:
-        raise _Malformed("it is no dictionary of descr, fortran_order and shape")
+        raise _Malformed("not a dictionary of descr, fortran_order and shape")
     descr, fortran_order, shape = literal["descr"], literal["fortran_order"], literal["shape"]
     if not isinstance(fortran_order, bool):
-        raise _Malformed("fortran_order is no boolean")
+        raise _Malformed("fortran_order is not a boolean")
     if not isinstance(shape, tuple) or len(shape) > MAX_AXES:
-        raise _Malformed("the shape is no tuple of axes")
+        raise _Malformed("the shape is not a tuple")
     if not all(type(length) is int and length >= 0 for length in shape):
-        raise _Malformed("the shape has other than lengths")
+        raise _Malformed("the shape has an invalid length")
     if not isinstance(descr, str | list | tuple):
-        raise _Malformed("descr is no type")
+        raise _Malformed("descr is not a type")
     return descr, fortran_order, shape
 
 
@@ -136,14 +136,14 @@ class _Parser:
     def parse(self) -> Any:
         literal = self._parse_value(*self._next_token(), 0)
         if self._text[self._at :].strip(" \n"):
-            raise _Malformed("something follows the dictionary")
+            raise _Malformed("data after the dictionary")
         return literal
 
     def _next_token(self) -> tuple[str, str]:
         match = _TOKEN.match(self._text, self._at)
         self._tokens += 1
         if match is None or match.lastgroup is None or self._tokens > MAX_TOKENS:
-            raise _Malformed(f"no literal at character {self._at}")
+            raise _Malformed(f"invalid literal at character {self._at}")
         self._at = match.end()
         return match.lastgroup, match[match.lastgroup]
 
@@ -152,12 +152,12 @@ class _Parser:
             return _unescape(token[1:-1])
         if kind == "number":
             if len(token) > _MAX_DIGITS:
-                raise _Malformed("a number of over 64 bits")
+                raise _Malformed("a number of more than 64 bits")
             return int(token)
         if kind == "word":
             return _WORDS[token]
         if token not in _CLOSING or depth >= MAX_DEPTH:
-            raise _Malformed(f"{token!r} at character {self._at}")
+            raise _Malformed(f"unexpected {token!r} at character {self._at}")
         return self._parse_dictionary(depth) if token == "{" else self._parse_sequence(token, depth)
 
     def _parse_dictionary(self, depth: int) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class _Parser:
         while token != "}" or kind != "sign":
             key = self._parse_value(kind, token, depth + 1)
             if not isinstance(key, str) or key in members or self._next_token() != ("sign", ":"):
-                raise _Malformed("keys that are no text, or stand twice")
+                raise _Malformed("invalid or duplicate key")
             members[key] = self._parse_value(*self._next_token(), depth + 1)
             kind, token = self._token_after_comma("}")
         return members
@@ -187,7 +187,7 @@ class _Parser:
         """Return the token after a comma, or the closing one."""
         kind, token = self._next_token()
         if kind != "sign" or token not in (",", closing):
-            raise _Malformed(f"no comma at character {self._at}")
+            raise _Malformed(f"missing comma at character {self._at}")
         return self._next_token() if token == "," else (kind, token)
 
 
@@ -195,7 +195,7 @@ def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
     if "\\" in _ESCAPE.sub("", text):
-        raise _Malformed("an escape that NumPy does not write")
+        raise _Malformed("an escape that NumPy doesn't write")
     return text.encode("latin-1", "backslashreplace").decode("unicode_escape")
 
 
@@ -207,14 +207,14 @@ def itemsize(descr: Any, depth: int = 0) -> int:
     if isinstance(descr, str):
         match = _SIMPLE.fullmatch(descr)
         if match is None:
-            raise _Malformed(f"a type {descr[:40]!r}")
+            raise _Malformed(f"unknown type {descr[:40]!r}")
         return _bytes_of_type(match["kind"], match["size"], match["unit"])
     if depth > MAX_DEPTH or not isinstance(descr, list | tuple):
-        raise _Malformed("a type that is nested too deep, or none")
+        raise _Malformed("a type that is invalid or nested too deeply")
     if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], tuple):
         return _field_bytes(descr[0], descr[1], depth)
     if not all(isinstance(field, tuple) and len(field) in (2, 3) for field in descr):
-        raise _Malformed("a field that is none")
+        raise _Malformed("an invalid field")
     return sum(_field_bytes(field[1], field[2] if len(field) == 3 else (), depth) for field in descr)
 
 
@@ -236,7 +236,7 @@ def _bytes_of_type(kind: str, size: str, unit: str | None) -> int:
 def _field_bytes(descr: Any, shape: Any, depth: int) -> int:
     shape = (shape,) if type(shape) is int else shape
     if not isinstance(shape, tuple) or not all(type(length) is int and length >= 0 for length in shape):
-        raise _Malformed("a field's shape that is none")
+        raise _Malformed("an invalid field shape")
     return itemsize(descr, depth + 1) * math.prod(shape)
 
 

@@ -95,7 +95,7 @@ def fields(message: bytes | memoryview, path: str, where: str | None = None) -> 
             yield field
     except ValueError as failure:
         raise DamagedCheckpoint(
-            path, f"no message: {failure}", where=where, code="protobuf-damaged"
+            path, f"not a valid message: {failure}", where=where, code="protobuf-damaged"
         ) from failure
 
 
@@ -115,7 +115,7 @@ def _read_field(view: memoryview, number: int, kind: int, at: int) -> tuple[Fiel
     if layout is None:
         raise ValueError(f"wire type {kind} at byte {at}")
     if at + layout.size > len(view):
-        raise ValueError(f"a number that ends behind byte {len(view):,}")
+        raise ValueError(f"a number that extends past byte {len(view):,}")
     return Field(number, kind, layout.unpack_from(view, at)[0], at), at + layout.size
 
 

@@ -148,7 +148,7 @@ class Table:
             found = f"{source.size:,} bytes"
             raise self._damage(found, "footer", f"{expected + FOOTER_BYTES:,} for all blocks")
         if next(self._entries(metaindex, "metaindex block", None, self._budget()), None) is not None:
-            raise self._damage("entries that nobody knows", "metaindex block", "none")
+            raise self._damage("unknown entries", "metaindex block", "none")
 
     def _budget(self) -> Budget:
         return Budget(self.path, self._source.size, "keys")
@@ -162,7 +162,9 @@ class Table:
             raise Truncated(self.path, f"truncated: {size:,} bytes", expected=f"at least {FOOTER_BYTES}")
         footer = self._source.read(size - FOOTER_BYTES, FOOTER_BYTES, "footer")
         if footer[_HANDLES_BYTES:] != MAGIC:
-            found = f"no table ends in {footer[_HANDLES_BYTES:].hex(' ')}; it is truncated or damaged"
+            found = (
+                f"no magic number in {footer[_HANDLES_BYTES:].hex(' ')}; the table is truncated or damaged"
+            )
             raise self._damage(found, "footer", MAGIC.hex(" "))
         try:
             numbers, at = [], 0
@@ -172,7 +174,7 @@ class Table:
         except ValueError as failure:
             raise self._damage(str(failure), "footer") from failure
         if any(footer[at:_HANDLES_BYTES]):
-            raise self._damage("bytes behind the places of the blocks", "footer", "zeros")
+            raise self._damage("bytes after the block handles", "footer", "zeros")
         return Handle(*numbers[:2]), Handle(*numbers[2:])
 
     def _parse_handle(self, data: bytes, where: str) -> Handle:
@@ -182,7 +184,7 @@ class Table:
         except ValueError as failure:
             raise self._damage(str(failure), where) from failure
         if end != len(data):
-            raise self._damage("bytes behind the place of a block", where)
+            raise self._damage("bytes after a block handle", where)
         return Handle(offset, nbytes)
 
     def entries(self) -> Iterator[tuple[bytes, memoryview]]:
@@ -193,7 +195,7 @@ class Table:
                 yield key, value
                 before = key
             if before is not None and before > last:
-                raise self._damage("keys behind the one that the index states", f"block {number}")
+                raise self._damage("keys after the last one in the index", f"block {number}")
 
     def block(self, number: int) -> Iterator[tuple[bytes, memoryview]]:
         """Yield the keys and values of one block."""
@@ -297,7 +299,7 @@ def _shortest(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """Return a varint and the offset after it; raise ValueError if it isn't in its shortest form."""
     number, end = varint(data, at)
     if end - at > 1 and data[end - 1] == 0:
-        raise ValueError(f"a varint at byte {at:,} that is longer than it has to be")
+        raise ValueError(f"an overlong varint at byte {at:,}")
     return number, end
 
 
@@ -325,7 +327,7 @@ class TableWriter:
     def add(self, key: bytes, value: bytes) -> None:
         """Append a key with its value; keys must ascend."""
         if self._last is not None and key <= self._last:
-            raise ValueError(f"key {key!r} behind {self._last!r}")
+            raise ValueError(f"key {key!r} does not follow {self._last!r}")
         if self._block.nbytes >= BLOCK_BYTES:
             self._end_block()
         self._block.add(key, value)

@@ -83,7 +83,7 @@ def change_strings(
     tables = parse_toml(text)
     old = tables.get(key, [])
     if not isinstance(old, list) or not all(isinstance(name, str) for name in old):
-        raise ValueError(f"{key} is no list of names")
+        raise ValueError(f"{key} is not a list of names")
     new = [kept for name in old if (kept := (renamed or {}).get(name, name)) is not None] + [*added]
     if new == old:
         return text
@@ -103,7 +103,7 @@ def change_strings(
         text = _add_string(text, _scan_array(text, array.start), quote(name))
     # The edits above rest on regular expressions: so the result is parsed, and must differ in this list only.
     if parse_toml(text) != tables | {key: new}:
-        raise ValueError(f"{key} is written in a way that can't be changed in its place")
+        raise ValueError(f"{key} can't be edited in place")
     return text
 
 
@@ -197,7 +197,7 @@ def _find_array(text: str, key: str) -> _Array:
         match = _ASSIGNED.match(text, start)
         if match is not None and _unquote(name) == key and text[match.end()] == "[":
             return _scan_array(text, match.end())
-    raise ValueError(f"{key} is no list of names")
+    raise ValueError(f"{key} is not a list of names")
 
 
 def _statements(text: str) -> Iterator[tuple[int, str | None, int]]:

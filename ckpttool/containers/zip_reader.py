@@ -95,15 +95,15 @@ def entry_findings(member: Member, attributes: int, extra: bytes) -> Iterator[Fi
     """Yield findings about values in an entry of the directory that no writer of checkpoints sets."""
     name = member.name
     if member.version > _NEWEST_VERSION:
-        message = f"it asks for zip version {member.version / 10}, which not all readers take"
+        message = f"it needs zip version {member.version / 10}, which not all readers support"
         yield warning(VERSION, message, name)
     if member.flags & ~_KNOWN_FLAGS:
         yield error(HEADER, f"flags 0x{member.flags:04x}, which no writer sets", name)
     if "\0" in name:
-        yield error(HEADER, "a name with a NUL, at which some readers end it", name)
+        yield error(HEADER, "a name with a NUL, at which some readers cut it", name)
     if name.endswith("/"):
         if member.size:
-            yield error(HEADER, f"a directory of {member.size:,} bytes, of which PyTorch reads nothing", name)
+            yield error(HEADER, f"a directory of {member.size:,} bytes, which PyTorch ignores", name)
     elif kind := _kind_of_file(attributes):
         message = f"attributes 0x{attributes:08x} mark it as a {kind}; loaders may skip it"
         yield error(HEADER, message, name)
@@ -148,7 +148,7 @@ def unknown_extras(extra: bytes, name: str, raw_name: bytes, expected: Sequence[
     for kind, content in fields or ():
         if kind == _UNICODE_PATH:
             if content not in _unicode_paths(name, raw_name):
-                yield "extra field has another name"
+                yield "extra field has a different name"
         elif kind not in (ZIP64_EXTRA, *expected) and kind not in _HARMLESS_EXTRAS:
             yield f"extra field is of unknown kind 0x{kind:04x}"
 
@@ -256,7 +256,7 @@ class Archive:
         """
         if member is None:
             record = self.lost.get(name)
-            why = "there is no such record" if record is None else record.why
+            why = "no such record" if record is None else record.why
             raise DamagedCheckpoint(self.source.path, why, where=name, code="part-missing")
         return member
 
@@ -282,7 +282,7 @@ class Archive:
             if located is not None:
                 return tuple(located)
         self.source.prefetch(_header_ranges(in_file_order, self._directory.offset))
-        return tuple(locate(self.source, in_file_order, self._directory.offset, self.findings))
+        return tuple(with_payload_offsets(self.source, in_file_order, self._directory.offset, self.findings))
 
     @cached_property
     def has_checksums(self) -> bool:
@@ -332,7 +332,7 @@ def find_directory(source: Readable, findings: list[Finding]) -> Directory:
     locator = tail[at - lead : at] if at >= lead else source.read(end - lead, lead)
     directory, boundary = _zip64_directory(source, stated, end, locator, findings)
     if (disk, first_disk) != (0, 0) or here != count:
-        findings.append(error("zip-headers-disagree", "the end record speaks of several disks"))
+        findings.append(error("zip-headers-disagree", "the end record names several disks"))
     if directory.offset + directory.nbytes != boundary:
         found = f"the directory ends at byte {directory.offset + directory.nbytes:,}"
         raise DamagedCheckpoint(source.path, found, expected=f"{boundary:,}", code="zip-directory")
@@ -356,7 +356,7 @@ def _zip64_directory(
         return stated, end
     _, disk, at, disks = _LOCATOR64.unpack(locator)
     if at + END64.size != locator_at:
-        found = f"the ZIP64 record is said to lie at byte {at:,}"
+        found = f"the ZIP64 locator points to byte {at:,}"
         raise DamagedCheckpoint(
             source.path, found, expected=f"{locator_at - END64.size:,}", code="zip-directory"
         )
@@ -366,7 +366,7 @@ def _zip64_directory(
     if magic != b"PK\x06\x06" or nbytes != END64.size - 12:
         raise DamagedCheckpoint(source.path, "no ZIP64 record where one is announced", code="zip-directory")
     if (disk, disks, disk64, first_disk) != (0, 1, 0, 0) or here != count:
-        findings.append(error("zip-headers-disagree", "the ZIP64 record speaks of several disks"))
+        findings.append(error("zip-headers-disagree", "the ZIP64 record names several disks"))
     large = Directory(offset, size, count)
     pairs = (
         (stated.records, count, _SATURATED16),
@@ -374,7 +374,7 @@ def _zip64_directory(
         (stated.offset, offset, SATURATED32),
     )
     if any(small not in (wide, limit) for small, wide, limit in pairs):
-        findings.append(error("zip-headers-disagree", "the end record and its ZIP64 twin disagree"))
+        findings.append(error("zip-headers-disagree", "the end record and the ZIP64 record disagree"))
     return large, at
 
 
@@ -431,7 +431,9 @@ def directory_entry(path: str, data: bytes, at: int, findings: list[Finding]) ->
     findings += entry_findings(member, attributes, extra)
     wide = [content for kind, content in extra_fields(extra) or () if kind == ZIP64_EXTRA] if extra else []
     if wide and not zip64_field_agrees(member, wide, size, stored):
-        findings.append(error("zip-headers-disagree", "the directory's ZIP64 field has other sizes", name))
+        findings.append(
+            error("zip-headers-disagree", "the directory's ZIP64 field has different sizes", name)
+        )
     return member, end
 
 
@@ -466,7 +468,9 @@ def _zip64_numbers(
 # The records, compared with the directory -----------------------------------------------------------
 
 
-def locate(source: Readable, members: list[Member], end: int, findings: list[Finding]) -> list[Member]:
+def with_payload_offsets(
+    source: Readable, members: list[Member], end: int, findings: list[Finding]
+) -> list[Member]:
     """Return the members with their payload offsets, after comparing their local headers."""
     located: list[Member] = []
     # Records tile the file: each ends, with its data descriptor, where the next one begins, and the last one
@@ -477,7 +481,7 @@ def locate(source: Readable, members: list[Member], end: int, findings: list[Fin
         if boundary > headers.end:
             headers.fetch(member, boundaries, index)
         if index == 0 and member.header:
-            findings.append(error("zip-gap", f"{member.header:,} bytes lie before the first record"))
+            findings.append(error("zip-gap", f"{member.header:,} bytes before the first record"))
         located.append(_locate_member(headers, member, boundary, findings))
     return located
 
@@ -573,7 +577,7 @@ def _locate_member(source: _HeaderReader, member: Member, boundary: int, finding
         data = source.read(member.header, length, member.name)
     payload = member.header + length
     if payload + member.stored > boundary:
-        found = f"bytes {payload:,}..{payload + member.stored:,} overlap what lies at {boundary:,}"
+        found = f"bytes {payload:,}..{payload + member.stored:,} overlap the next part at {boundary:,}"
         raise DamagedCheckpoint(source.path, found, where=member.name, code="zip-overlap")
     for contradiction in _header_differences(member, fields, data, name_len, length):
         findings.append(error("zip-headers-disagree", contradiction, member.name))
@@ -596,14 +600,14 @@ def _header_differences(
     _, version, flags, method, time, date, crc, stored, size = local[:9]
     found = []
     if data[LOCAL.size : LOCAL.size + name_len] != member.raw_name:
-        found.append("the local header has another name")
+        found.append("the local header has a different name")
     if (version, flags, method, (time, date)) != (
         member.version,
         member.flags,
         member.method,
         member.modified,
     ):
-        found.append("the local header has another version, method, time or flags")
+        found.append("the local header has a different version, method, time or flags")
     deferred = flags & HAS_DESCRIPTOR
     for what, here, there in (
         ("checksum", crc, member.crc32),
@@ -611,16 +615,16 @@ def _header_differences(
         ("size", size, member.size),
     ):
         if here != there and not (deferred and here == 0) and here != SATURATED32:
-            found.append(f"the local header has another {what}: {here} instead of {there}")
+            found.append(f"the local header has a different {what}: {here} instead of {there}")
     extra = data[LOCAL.size + name_len : length]
     doubts = unknown_extras(extra, member.name, member.raw_name, (_PADDING_EXTRA,))
     found += (f"the local header's {doubt}" for doubt in doubts)
     fields = extra_fields(extra) or ()
     if any(kind == _PADDING_EXTRA and content.strip(b"Z") for kind, content in fields):
-        found.append("the padding before the record is not padding")
+        found.append("invalid padding before the record")
     wide = [content for kind, content in fields if kind == ZIP64_EXTRA]
     if (wide or SATURATED32 in (size, stored)) and not zip64_field_agrees(member, wide, size, stored):
-        found.append("the local header's ZIP64 field has other sizes")
+        found.append("the local header's ZIP64 field has different sizes")
     return found
 
 
@@ -655,5 +659,5 @@ def _descriptor_difference(member: Member, descriptor: bytes) -> str | None:
     if form is None:
         return f"the data descriptor has {len(descriptor)} bytes instead of 16 or 24"
     if form.unpack(body) != (member.crc32, member.stored, member.size):
-        return "the data descriptor has another checksum or size"
+        return "the data descriptor has a different checksum or size"
     return None

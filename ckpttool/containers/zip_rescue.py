@@ -116,13 +116,13 @@ class _Search:
         self._ends: list[tuple[int, int]] = []  # offsets of end records, with their number of entries
         self._entry_ends: dict[int, int] = {}  # end of each entry of a directory by its offset
         self._is_whole = False  # whether ``_entries`` are one complete directory
-        self._headers: list[int] = []  # offsets of local headers according to the directory
-        self._marks: list[int] = []  # offsets of local headers and entries
+        self._listed_headers: list[int] = []  # offsets of local headers according to the directory
+        self._header_offsets: list[int] = []  # offsets of local headers and entries
         self._claims_at: dict[int, list[_StatedSizes]] = defaultdict(
             list
         )  # descriptors, by start of the content
         self._places_of: dict[_StatedSizes, list[int]] = defaultdict(list)
-        self._taken: list[tuple[int, int]] = []  # ranges that neither overlap nor touch, in order
+        self._placed_ranges: list[tuple[int, int]] = []  # ranges that neither overlap nor touch, in order
         self._found: dict[str, Member] = {}
         self._lost: dict[str, LostRecord] = {}
 
@@ -137,7 +137,7 @@ class _Search:
             for match in _SIGNATURE.finditer(window):
                 count += 1
                 if count > MAX_SIGNATURES:
-                    found = f"more than {MAX_SIGNATURES:,} signatures of a zip"
+                    found = f"more than {MAX_SIGNATURES:,} zip signatures"
                     raise LimitExceeded(self._source.path, found)
                 self._add(match.group(), start + match.start())
             start += max(len(window) - 3, 1) if start + len(window) < self._source.size else len(window)
@@ -145,7 +145,7 @@ class _Search:
         self._is_summed = any(one.crc32 for one in claims) or not any(one.size for one in claims)
         self._set_budget(claims)
         self._drop_nested_zips()
-        self._headers = sorted(one.header for _, one in self._entries)
+        self._listed_headers = sorted(one.header for _, one in self._entries)
 
     def _drop_nested_zips(self) -> None:
         """Remove the descriptions of records of zips inside this one."""
@@ -157,7 +157,7 @@ class _Search:
         for local in self._locals:
             if contents and local.header < contents[-1][1]:
                 continue
-            following = self._marks[bisect_right(self._marks, local.header) :][:1]
+            following = self._header_offsets[bisect_right(self._header_offsets, local.header) :][:1]
             places = (_member(local, one, local.header, local.payload) for one in self._claims_of(local))
             around = ((place, local) for place in places if following and following[0] < place.end)
             proven, _ = self._first_proven(around, local)
@@ -172,7 +172,7 @@ class _Search:
             self._locals = [one for one in self._locals if is_outside(one.header)]
             self._entries = [(at, one) for at, one in self._entries if is_outside(at)]
             self._ends = [(at, count) for at, count in self._ends if is_outside(at)]
-            self._marks = [at for at in self._marks if is_outside(at)]
+            self._header_offsets = [at for at in self._header_offsets if is_outside(at)]
 
     def _whole_directory(self) -> list[tuple[int, Member]]:
         """Return the entries of the directory at the end of the file; none if it isn't complete."""
@@ -226,7 +226,7 @@ class _Search:
         modified = (time, date)
         local = Member(name, raw_name, version, flags, method, modified, crc, stored, size, at, payload)
         self._locals.append(local)
-        self._marks.append(at)
+        self._header_offsets.append(at)
 
     def _add_entry(self, at: int) -> None:
         header = self._source.read(at, ENTRY.size)
@@ -236,7 +236,7 @@ class _Search:
             if entry.name:
                 self._entry_ends[at] = at + length
                 self._entries.append((at, entry))
-                self._marks.append(at)
+                self._header_offsets.append(at)
 
     def _add_descriptor(self, at: int) -> None:
         data = self._source.read(at, min(4 + DESCRIPTOR64.size, self._source.size - at))
@@ -270,9 +270,9 @@ class _Search:
         aliases: dict[str, Member] = {}
         for is_agreed in (True, False):
             for at, entry, local in self._pairs(is_agreed=is_agreed):
-                if not self._is_taken(at):
+                if not self._is_in_record(at):
                     self._take_pair(entry, local, aliases)
-        listed = [one for at, one in self._entries if not self._is_taken(at)]
+        listed = [one for at, one in self._entries if not self._is_in_record(at)]
         # A complete directory names all records. If it isn't complete, or some are lost, records that have
         # only a local header are searched, too.
         is_whole = self._is_whole and len(listed) == len(self._entries)
@@ -362,7 +362,7 @@ class _Search:
             if fault is None:
                 return (place, local), ""
             first = first or fault
-        return None, first or "not checked: the zip states too many records that contradict each other"
+        return None, first or "not checked: too many contradictory records"
 
     def _places(self, entry: Member, local: Member | None) -> Iterator[Member]:
         """Yield possible offsets of an entry's record, the likeliest first."""
@@ -381,15 +381,15 @@ class _Search:
         for start in self._places_of.get(claim, ()):
             yield _member(entry, claim, header, start)
         likely = header + LOCAL.size + len(entry.raw_name) + claim.stored
-        low, high = (bisect_left(self._marks, likely + step) for step in (-_NEARBY, _NEARBY))
-        for end in (*self._next_headers(entry), *self._marks[low:high]):
+        low, high = (bisect_left(self._header_offsets, likely + step) for step in (-_NEARBY, _NEARBY))
+        for end in (*self._next_headers(entry), *self._header_offsets[low:high]):
             for length in _GAPS:
                 yield _member(entry, claim, header, end - length - claim.stored)
 
     def _next_headers(self, entry: Member) -> list[int]:
         """Return the offset of the record after another in the directory, if there is one."""
-        at = bisect_right(self._headers, entry.header)
-        return self._headers[at : at + 1]
+        at = bisect_right(self._listed_headers, entry.header)
+        return self._listed_headers[at : at + 1]
 
     def _claims_of(self, local: Member) -> Iterator[_StatedSizes]:
         """Yield the claims of data descriptors after a local header's record, and of the header itself."""
@@ -398,10 +398,10 @@ class _Search:
 
     def _take_locals(self, listed_at: Collection[int]) -> None:
         """Take records with a local header only; those with the same name as another are lost."""
-        names = Counter(one.name for one in self._locals if not self._is_taken(one.header))
-        headers = set(self._headers)
+        names = Counter(one.name for one in self._locals if not self._is_in_record(one.header))
+        headers = set(self._listed_headers)
         for local in self._locals:
-            if local.name in self._found or local.payload in listed_at or self._is_taken(local.header):
+            if local.name in self._found or local.payload in listed_at or self._is_in_record(local.header):
                 continue
             if self._is_whole and local.header not in headers:
                 continue  # of a zip inside, or of a removed record
@@ -411,12 +411,12 @@ class _Search:
             if proven is not None and is_only:
                 self._accept(proven[0])
             elif not self._is_cut_off(local):
-                self._record_loss(local.name, local, fault or "two records have its name")
+                self._record_loss(local.name, local, fault or "two records share its name")
         # A truncated file ends inside its last record. That one has no checksum to prove it, but readers of
         # tensors can take its beginning: so it is accepted if no record found comes after it.
         last = max((one.payload for one in self._found.values()), default=-1)
         for local in filter(self._is_cut_off, self._locals):
-            if local.name in self._found or self._is_taken(local.header):
+            if local.name in self._found or self._is_in_record(local.header):
                 continue
             if local.payload > last:
                 self._accept(local)
@@ -432,21 +432,21 @@ class _Search:
         self._place(member)
 
     def _place(self, member: Member) -> None:
-        """Add a record's range to ``_taken``, with its header if that is directly before it."""
-        # The ranges are sorted, and those that overlap or touch are merged, so that ``_is_taken`` is a
+        """Add a record's range to ``_placed_ranges``, with its header if that is directly before it."""
+        # The ranges are sorted, and those that overlap or touch are merged, so that ``_is_in_record`` is a
         # bisection.
         has_header = 0 <= member.payload - member.header <= _LONGEST_HEADER
         start, end = member.header if has_header else member.payload, member.end
-        low = bisect_left(self._taken, start, key=lambda one: one[1])
-        high = bisect_right(self._taken, end, key=lambda one: one[0])
+        low = bisect_left(self._placed_ranges, start, key=lambda one: one[1])
+        high = bisect_right(self._placed_ranges, end, key=lambda one: one[0])
         if low < high:
-            start, end = min(start, self._taken[low][0]), max(end, self._taken[high - 1][1])
-        self._taken[low:high] = [(start, end)]
+            start, end = min(start, self._placed_ranges[low][0]), max(end, self._placed_ranges[high - 1][1])
+        self._placed_ranges[low:high] = [(start, end)]
 
-    def _is_taken(self, at: int) -> bool:
-        """Return whether an offset is inside a record in ``_taken``."""
-        index = bisect_right(self._taken, at, key=lambda one: one[0]) - 1
-        return index >= 0 and at < self._taken[index][1]
+    def _is_in_record(self, at: int) -> bool:
+        """Return whether an offset is inside a record in ``_placed_ranges``."""
+        index = bisect_right(self._placed_ranges, at, key=lambda one: one[0]) - 1
+        return index >= 0 and at < self._placed_ranges[index][1]
 
     def _record_loss(self, name: str, member: Member, why: str) -> None:
         """Record a loss; if the record's position is clear, nothing inside it is a record."""
@@ -457,14 +457,14 @@ class _Search:
 
     def _absence(self, member: Member) -> str:
         """Return the reason why the bytes of a record weren't found."""
-        if not self._marks or member.payload > self._marks[-1]:
+        if not self._header_offsets or member.payload > self._header_offsets[-1]:
             return f"its bytes are not in the file, which ends at byte {self._source.size:,}"
-        return "its bytes were not found" if member.stored else "nothing states its size and checksum"
+        return "its bytes were not found" if member.stored else "its size and checksum are not recorded"
 
     def _has_mark(self, end: int, gaps: Collection[int] = _GAPS) -> bool:
         """Return whether another header or entry follows a record's end, after one of ``gaps``."""
-        at = bisect_left(self._marks, end)
-        return at < len(self._marks) and self._marks[at] - end in gaps
+        at = bisect_left(self._header_offsets, end)
+        return at < len(self._header_offsets) and self._header_offsets[at] - end in gaps
 
     def _fault(self, member: Member) -> str | None:
         """Return the reason why bytes aren't those of a record, or None if they have its checksum."""
@@ -479,9 +479,9 @@ class _Search:
             return self._absence(member)
         if not member.size or not self._is_summed:
             is_followed = self._has_mark(member.end, _GAPS if member.size else (0,))
-            return None if is_followed or not self._marks else self._absence(member)
+            return None if is_followed or not self._header_offsets else self._absence(member)
         if not member.crc32:
-            return "nothing states its checksum"
+            return "its checksum is not recorded"
         try:
             crc = self._sum(member)
         except DamagedCheckpoint as failure:

@@ -253,9 +253,9 @@ def _describe(probe: Probe) -> tuple[str, str | None]:
         if probe.head.startswith(magic):
             return f"it is compressed with {name}", "decompress it first"
     if probe.is_cut_zip:
-        return "it is a ZIP archive that is cut off before it tells its format", None
+        return "it is a ZIP archive that is cut off before its format can be recognised", None
     if probe.is_zip:
-        return "it is a ZIP archive of something else", None
+        return "it is a ZIP archive with other content", None
     if probe.head.lstrip()[:14].lower().startswith(_HTML):
         return "it is an HTML page", "download the file again; the server may want you to sign in"
     first_line = probe.head.split(b"\n")[0][:40].decode("utf-8", "replace").strip()

@@ -91,7 +91,7 @@ class HfTrainer(Format):
         is_accelerate = _is_accelerate(entries)
         with OpenedParts("part", allows_losses=probe.allows_losses) as parts:
             if STATE not in entries and not is_accelerate:
-                parts.fault("part-missing", "there is none; the save was interrupted before its end", STATE)
+                parts.fault("part-missing", "missing; the save was interrupted before its end", STATE)
             metadata: dict[str, Any] = {
                 "trainer_state": {key: value for key, value in state.items() if key != "log_history"}
             }
@@ -117,7 +117,7 @@ class HfTrainer(Format):
             numbered = NUMBERED.fullmatch(_own_name(directory))
             if numbered and "global_step" in state and int(numbered[1]) != state["global_step"]:
                 step = f"{state['global_step']!r:.40}"
-                message = f"the directory has the number {numbered[1]}, and global_step is {step}"
+                message = f"the directory has the number {numbered[1]}, but global_step is {step}"
                 parts.findings.append(warning("step-disagrees", message, STATE))
             tensors += _add_directories(parts, entries)
             version = metadata.get("config", {}).get("transformers_version")
@@ -200,7 +200,7 @@ def _add_weights(
     parts: OpenedParts, metadata: dict[str, Any], weights: list[Unit], entries: Entries
 ) -> list[Tensor]:
     """Open all sets of weights, and return the tensors of the first."""
-    # All are opened, since a second set is read by somebody, too, and may hold code or be damaged.
+    # All are opened, since other programs may load a second set, which may hold code or be damaged.
     if not weights and not any(map(_WEIGHTS_DIRECTORY.fullmatch, entries)):
         parts.fault("part-missing", "no model.safetensors, pytorch_model.bin or adapter_model", None)
     tensors: list[Tensor] = []

@@ -177,7 +177,7 @@ class Probe:
         if isinstance(self._archive, CheckpointError):
             raise self._archive
         if self._archive is None:
-            raise DamagedCheckpoint(self.path, "no zip", expected="PK at byte 0")
+            raise DamagedCheckpoint(self.path, "not a zip", expected="PK at byte 0")
         return self._archive
 
     @property
@@ -438,7 +438,7 @@ class Format(ABC):
         """Return the checkpoint of a unit, if its path alone would open another one.
 
         Args:
-            unit: What discovery found.
+            unit: The unit that discovery found.
             allows_losses: As in ``Probe``.
 
         Raises:

@@ -55,10 +55,10 @@ def kind_of_document(value: object) -> LayerKind:
     if isinstance(value, str):
         return _kind_of_sentence(_text(value))
     if not isinstance(value, dict):
-        raise ValueError("the type of a layer is none")
+        raise ValueError("an invalid type of a layer")
     missing, reset_after = value.get("missing", []), value.get("reset_after", True)
     if not isinstance(missing, list) or any(one not in _NORM_WEIGHTS for one in missing):
-        raise ValueError("the weights that a layer lacks are none")
+        raise ValueError("invalid missing weights of a layer")
     if not isinstance(reset_after, bool):
         raise ValueError("reset_after of a layer is neither true nor false")
     return LayerKind(
@@ -75,13 +75,13 @@ def _doubt(value: Mapping[str, object]) -> DoubtReason | None:
         return None
     reason = DoubtReason(LayoutDoubt(value["doubt"]), _text(value.get("other", "")))
     if "{}" in reason.doubt.text and not reason.other:
-        raise ValueError(f"the doubt {reason.doubt.value} of a layer names no other")
+        raise ValueError(f"the doubt {reason.doubt.value} of a layer doesn't name the other layer")
     return reason
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST:
-        raise ValueError("the type of a layer is none")
+        raise ValueError("an invalid type of a layer")
     return value
 
 
@@ -90,7 +90,7 @@ def _shape(value: object) -> tuple[int | None, ...]:
         known = value[1:] if len(value) == 2 and value[0] is None else value
         if all(type(length) is int and 0 <= length < 1 << 63 for length in known):
             return tuple(value)
-    raise ValueError("the flattened shape of a layer is none")
+    raise ValueError("an invalid flattened shape of a layer")
 
 
 def _kind_of_sentence(text: str) -> LayerKind:

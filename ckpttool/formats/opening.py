@@ -190,7 +190,7 @@ def dumps_note(note: CopyNote) -> bytes:
 def interrupted_copy(path: str) -> Truncated:
     """Return the error for a checkpoint whose copy is unfinished."""
     return Truncated(
-        path, "its copy was interrupted, or isn't done yet", expected="ckpttool copy goes on with it"
+        path, "its copy was interrupted or is still running", expected="resume with ckpttool copy"
     )
 
 
@@ -259,11 +259,11 @@ class OpenedParts(Opening):
             bases: Real paths of the directories; if empty, the file may be anywhere.
         """
         if not fs.exists(path):
-            self.fault(f"{self._kind}-missing", "there is no such file", name)
+            self.fault(f"{self._kind}-missing", "no such file", name)
             return False
         target = fs.realpath(path) if bases else path
         if bases and not any(target.startswith(base.rstrip(os.sep) + os.sep) for base in bases):
-            message = "a link that leads out of the checkpoint; it was not opened"
+            message = "a link that points outside the checkpoint; not opened"
             self.fault(f"{self._kind}-path", message, name)
             return False
         return True
@@ -271,9 +271,9 @@ class OpenedParts(Opening):
     def note_missing(self, names: Collection[str], what: str = "files") -> None:
         """Add an error for each file that is missing, and one for all of them beyond the first few."""
         for name in islice(names, _MAX_NAMED):
-            self.fault("part-missing", "there is no such file", name)
+            self.fault("part-missing", "no such file", name)
         if len(names) > _MAX_NAMED:
-            self.fault("part-missing", f"{len(names) - _MAX_NAMED:,} more {what} are not there", None)
+            self.fault("part-missing", f"{len(names) - _MAX_NAMED:,} more {what} are missing", None)
 
     def spans(self) -> Iterator[Span]:
         """Yield the spans of all files; see ``Checkpoint.spans``."""

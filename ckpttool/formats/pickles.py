@@ -137,13 +137,13 @@ def open_plain(probe: Probe, name: str) -> Checkpoint:
     framework_node = torch_node if framework == "pytorch" else array_as_tensor
     findings = []
     if judgement.trailing:
-        message = f"{judgement.trailing:,} bytes behind the last pickle are no pickle"
+        message = f"{judgement.trailing:,} bytes after the last pickle are not a pickle"
         findings.append(error("trailing-bytes", message))
     if isinstance(source, Decompressed) and source.trailing:
         message = f"{source.trailing:,} extra bytes after the compressed stream"
         findings.append(error("trailing-bytes", message))
     if count := sum(1 for _ in references(root)):  # a library's own saver wrote the pickle
-        message = f"{count:,} references to what is not in the file"
+        message = f"{count:,} references to data that is not in the file"
         findings.append(warning("outside-reference", message))
     return checkpoint_of_tree(
         probe=probe,
@@ -203,7 +203,7 @@ class _PickleObjects(TorchObjects):
         pickles.safety = self.safety
         root, storages, behind = read_legacy(pickles, start, end)
         if not isinstance(root, Persistent) or behind != end:
-            raise TypeError("bytes that hold no storage")
+            raise TypeError("bytes that are not a storage")
         storage = storages(root.id)
         return replace(storage, key=f"{len(self._inner)}/{storage.key}")
 
@@ -214,7 +214,7 @@ class _PickleObjects(TorchObjects):
         if isinstance(content, bytes):
             return Buffer(self._path, content), 0, len(content)
         if not isinstance(content, Payload) or content.kind == "text":
-            raise TypeError("no bytes")
+            raise TypeError("not bytes")
         if content.kind != "latin1":
             return content.source, content.offset, content.offset + content.nbytes
         if content.nbytes > MAX_INNER:

@@ -61,7 +61,7 @@ class PointerKind:
     """Kind of pointer; ``runs/pointers/kinds.py`` has the table of all.
 
     Attributes:
-        what: Its name in the reference of ``prune``; empty if it protects nothing.
+        what: Name in the reference of ``prune``; empty if the kind protects nothing.
         where: Directories in which it is searched for, in the words of the reference.
         formats: Formats that an unreadable pointer may name; None for all.
         hint: Advice on a dangling pointer.

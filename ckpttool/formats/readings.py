@@ -113,12 +113,12 @@ def further_readings(
     if not probe.is_zip and (finding := _zip_at_end(probe.source)):
         yield finding
     if kind != "PytorchTar" and _begins_as_tar(probe.head):
-        yield _several_formats("a tar", "the header at its begin")
+        yield _several_formats("a tar", "the header at its start")
     if "hdf5" not in probe.kinds and _holds_hdf5(probe):
-        yield _several_formats("an HDF5 file", "the superblock behind a user block")
+        yield _several_formats("an HDF5 file", "the superblock after a user block")
     for finding in findings:
         if finding.severity is Severity.ERROR and finding.code in _UNDECLARED:
-            message = "bytes that nothing declares; what would read them is not known"
+            message = "undeclared bytes; a reader of them is unknown"
             yield not_scanned(finding.where, message)
 
 
@@ -341,7 +341,7 @@ class _Bystanders:
         for count, entry in enumerate(_entries(self._root, unread)):
             where = os.path.relpath(entry.path, self._root)
             if count >= MAX_FILES or len(self.judged) >= MAX_JUDGED:
-                yield not_scanned(where, f"more files than are looked at: {count:,} were")
+                yield not_scanned(where, f"too many files: only {count:,} were checked")
                 return
             if fs.abspath(entry.path) in self._known:
                 continue
@@ -356,7 +356,7 @@ class _Bystanders:
         path = fs.abspath(entry.path)
         if entry.is_symlink() and not fs.realpath(path).startswith(self._bases):
             if _has_checkpoint_name(entry.name) or entry.is_dir():
-                yield not_scanned(None, "a link that leads out of the checkpoint; it was not followed")
+                yield not_scanned(None, "a link that points outside the checkpoint; not followed")
             return
         is_read = path in self._own and os.path.dirname(path) == fs.abspath(self._root)
         if entry.is_file() and _is_loadable(entry, is_read=is_read):
@@ -428,7 +428,7 @@ def _safety_of(entry: os.DirEntry[str]) -> Iterator[Finding]:
         yield not_scanned(None, failure.reason)
         return
     if not formats and _has_checkpoint_name(entry.name):
-        yield not_scanned(None, "no format recognises it, so what loading it would run is not known")
+        yield not_scanned(None, "no format recognises it, so what loading it would run is unknown")
 
 
 def add_part_name(finding: Finding, name: str) -> Finding:

@@ -101,7 +101,7 @@ def read_index(path: str) -> ShardIndex:
     names = {name if isinstance(name, str) else repr(name)[:_MAX_SHOWN]: name for name in weight_map.values()}
     require_at_most(path, MAX_SHARDS, len(names), "{:,} shards")
     refused = {text: reason for text, name in names.items() if (reason := unsafe_path_reason(name))}
-    outside = (error("shard-path", f"{reason}; it was not opened", text) for text, reason in refused.items())
+    outside = (error("shard-path", f"{reason}; not opened", text) for text, reason in refused.items())
     files = tuple(sorted(names.keys() - refused.keys()))
     return ShardIndex(path, files, weight_map, metadata, (*findings, *outside))
 
@@ -111,16 +111,16 @@ def unsafe_path_reason(name: object) -> str | None:
     # An index may come from anywhere, and name any file of the machine. The rules are those of all systems: a
     # backslash or a drive means nothing on Linux, but leads out of the directory on Windows.
     if not isinstance(name, str):
-        return f"no name but a value of type {type(name).__name__}"
+        return f"a {type(name).__name__} instead of a name"
     if "\0" in name or "\\" in name or _DRIVE.match(name):
         return "a name with NUL, a backslash or a drive"
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
-        return "a path that does not lie below the directory of the index"
+        return "a path outside the directory of the index"
     try:
         longest = max(len(os.fsencode(part)) for part in parts)
     except UnicodeEncodeError:
-        return "a name that no file can have"
+        return "a name that is not valid text"
     return "a name that is too long" if longest > _MAX_NAME else None
 
 
@@ -231,7 +231,7 @@ class Sharded(SetFormat):
     def open_unit(self, unit: Unit, *, allows_losses: bool = False) -> Checkpoint | None:
         if fs.lexists(unit.path):
             return None
-        finding = error("index-missing", "there is no index", os.path.basename(unit.path))
+        finding = error("index-missing", "missing index", os.path.basename(unit.path))
         index = ShardIndex(unit.path, tuple(sorted(unit.parts)), None, {}, (finding,))
         return open_set(self.name, unit, index, allows_losses=allows_losses)
 
@@ -396,12 +396,14 @@ def _check_numbers(shards: OpenedParts, index: ShardIndex) -> None:
     totals = {int(match["total"]) for match in names}
     if len(totals) > 1:
         sizes = " and ".join(map(str, sorted(totals)[:4]))
-        shards.fault("shard-count", f"the names of the shards speak of sets of {sizes}", None)
+        shards.fault("shard-count", f"the shard names are from sets of {sizes}", None)
     elif len({match["stem"] for match in names}) == 1 and len(names) == len(index.files) != min(totals):
         if index.weight_map is None:
-            shards.fault("shard-missing", f"{len(names):,} of {min(totals):,} shards are here", None)
+            shards.fault("shard-missing", f"{len(names):,} of {min(totals):,} shards found", None)
         else:
-            message = f"the index names {len(names):,} shards, and their names speak of {min(totals):,}"
+            message = (
+                f"the index names {len(names):,} shards, but their names are from a set of {min(totals):,}"
+            )
             shards.fault("shard-count", message, os.path.basename(index.path))
 
 
@@ -426,9 +428,9 @@ def _judge_neighbours(index: ShardIndex, directory: str, is_directory: bool) -> 
         alike = (name for scheme in schemes for name in shards.get(scheme, ()) if name not in mapped)
         extra = list(islice(alike, _MOST_EXTRA + 1))
         for name in sorted(extra[:_MOST_EXTRA], key=natural):
-            yield warning("shard-extra", "it is named like a shard, and the index does not name it", name)
+            yield warning("shard-extra", "named like a shard, but not in the index", name)
         if len(extra) > _MOST_EXTRA:
-            more = f"more than {_MOST_EXTRA} files are named like a shard, and the index does not name them"
+            more = f"more than {_MOST_EXTRA} files are named like a shard, but not in the index"
             yield warning("shard-extra", more, os.path.basename(index.path))
     if not is_directory:
         return
@@ -438,7 +440,7 @@ def _judge_neighbours(index: ShardIndex, directory: str, is_directory: bool) -> 
         raise from_os_error(failure, directory) from failure
     for name in sorted(names, key=natural):
         if _COMPANION.match(name) and name.endswith(_WEIGHTS):
-            yield note("not-part", "it lies beside the shards, and was not looked at", name)
+            yield note("not-part", "next to the shards; not checked", name)
 
 
 def _check_total(index: ShardIndex, tensors: tuple[Tensor, ...]) -> Iterator[Finding]:
@@ -449,10 +451,10 @@ def _check_total(index: ShardIndex, tensors: tuple[Tensor, ...]) -> Iterator[Fin
     total = sum(tensor.nbytes for tensor in tensors)
     untied = sum(tensor.nbytes for tensor in tensors if tensor.shares_with is None)
     if total_size is not None and total_size not in (total, untied):
-        message = f"total_size is {total_size!r:.40}, and the tensors have {total:,} bytes"
+        message = f"total_size is {total_size!r:.40}, but the tensors have {total:,} bytes"
         empty = sum(not tensor.size for tensor in tensors)
         if empty and isinstance(total_size, int) and total_size > total:
-            message += f"; {counted(empty, 'tensor')} of them without an element"
+            message += f"; {counted(empty, 'tensor')} of them without elements"
             yield error("shard-total-size", message, os.path.basename(index.path))
         else:
             yield warning("shard-total-size", message, os.path.basename(index.path))
@@ -525,9 +527,9 @@ def shard_names(stem: str, suffix: str, total: int) -> list[str]:
 def shard_refusals(shards: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, object]) -> Iterator[str]:
     """Yield the reasons why no reader would accept a set: too many files, or too long an index."""
     if len(shards) > MAX_SHARDS:
-        yield f"there would be {len(shards):,} shards, and at most {MAX_SHARDS:,} are read (--shard-size)"
+        yield f"there would be {len(shards):,} shards; at most {MAX_SHARDS:,} are read (--shard-size)"
     if (nbytes := len(shard_index(shards, metadata))) > MAX_INDEX:
-        yield f"the index would have {nbytes:,} bytes, and at most {MAX_INDEX:,} are read"
+        yield f"the index would have {nbytes:,} bytes; at most {MAX_INDEX:,} are read"
 
 
 def shard_index(

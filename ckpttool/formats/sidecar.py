@@ -102,16 +102,16 @@ def _add_unread_warning(checkpoint: Checkpoint, reason: str, where: str) -> Chec
 
 
 def _too_long(nbytes: int) -> str:
-    return f"{nbytes:,} bytes, and at most {MAX_DOCUMENT:,} are read"
+    return f"{nbytes:,} bytes; at most {MAX_DOCUMENT:,} are read"
 
 
 def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint:
     data = document.encode("utf-8", "surrogatepass") if isinstance(document, str) else document
     if len(data) > MAX_DOCUMENT:
-        raise ValueError(f"{len(data):,} bytes, where at most {MAX_DOCUMENT:,} are read")
+        raise ValueError(f"{len(data):,} bytes; at most {MAX_DOCUMENT:,} are read")
     parsed = parse_json(checkpoint.path, data, "entry")
     if type(parsed) is not dict or parsed.get("schema") != SCHEMA:
-        raise ValueError(f"it does not say that it is {SCHEMA}")
+        raise ValueError(f"its schema is not {SCHEMA}")
     # A document has all tensors if the format lost their paths or ties, else only the roles that differ. The
     # native parts and the safety findings are added to the format's own, since a sidecar is as untrusted as
     # the file, and a model may be written from its native parts.
@@ -136,14 +136,14 @@ def _apply_document(checkpoint: Checkpoint, document: bytes | str) -> Checkpoint
     if (conventions := parsed.get("conventions")) is not None:
         layers = parsed.get("layers", {})
         if not isinstance(conventions, str) or not isinstance(layers, dict):
-            raise ValueError("the conventions or the layers are none")
+            raise ValueError("invalid conventions or layers")
         kinds = {name: kind_of_document(kind) for name, kind in layers.items()}
         changes |= {"conventions": conventions, "layers": lambda: kinds}
     native = content.get("native", {})
     if not isinstance(native, dict) or not all(
         isinstance(key, str) and isinstance(part, bytes) for key, part in native.items()
     ):
-        raise ValueError("the native parts are no bytes by name")
+        raise ValueError("invalid native parts")
     training = content.get("training", {})
     check_training(training)
     name = checkpoint.path.replace("\\", "/").rpartition("/")[2]
@@ -168,11 +168,11 @@ def _metadata(
     if metadata is not None:
         flatten(metadata, _require_plain, checkpoint.path)
         if not isinstance(metadata, dict):
-            raise ValueError("the metadata is no dictionary")
+            raise ValueError("the metadata is not a dictionary")
     if tree is not None:
         of_tree = metadata_of(tree, tensors, checkpoint.path)
         if metadata is not None and json.dumps(metadata) != json.dumps(of_tree):
-            raise ValueError("the metadata is not what the tree says")
+            raise ValueError("the metadata differs from that of the tree")
         return of_tree
     if metadata is None:
         return {name: value for name, value in checkpoint.metadata.items() if name != ENTRY}
@@ -188,7 +188,7 @@ def _require_plain(node: object) -> None:
     if kind not in _PLAIN:
         raise ValueError(f"the metadata has a {kind.__name__}")
     if isinstance(node, dict) and not all(type(key) is str for key in node):
-        raise ValueError("the metadata has a key that is no text")
+        raise ValueError("the metadata has a key that is not text")
 
 
 # Tensors --------------------------------------------------------------------------------------------
@@ -201,20 +201,20 @@ def _tensors_of_document(entries: object, stored: Mapping[str, Tensor]) -> tuple
     # Every stored tensor with values must be in the document.
     if type(entries) is not dict:
         raise ValueError(
-            "the tensors are no dictionary"
+            "the tensors are not a dictionary"
             if not isinstance(entries, DuplicateKeyObject)
-            else "a tensor twice"
+            else "a duplicate tensor"
         )
     described: dict[str, Tensor] = {}
     owners: dict[str, str] = {}
     for name, entry in entries.items():
         if type(entry) is not dict:
-            raise ValueError(f"nothing is said of the tensor {name}")
+            raise ValueError(f"no entry of the tensor {name}")
         path = entry.get("path", [name])
         if not isinstance(path, list) or not all(type(part) in (str, int) for part in path):
-            raise ValueError(f"the path of the tensor {name} is none")
+            raise ValueError(f"invalid path of the tensor {name}")
         if ".".join(map(str, path)) != name:
-            raise ValueError(f"the path of the tensor {name} is another's")
+            raise ValueError(f"the path of the tensor {name} is that of another")
         role, owner = Role(entry.get("role", "other")), entry.get("shares_with")
         if name in stored:
             first = owners.setdefault(stored[name].shares_with or name, name)
@@ -223,19 +223,19 @@ def _tensors_of_document(entries: object, stored: Mapping[str, Tensor]) -> tuple
         elif isinstance(owner, str) and owner in described and described[owner].shares_with is None:
             described[name] = replace(described[owner], path=tuple(path), role=role, shares_with=owner)
         else:
-            raise ValueError(f"the tensor {name} is not there")
+            raise ValueError(f"unknown tensor {name}")
     remaining = [tensor for name, tensor in stored.items() if name not in described]
     if missing := next((tensor for tensor in remaining if tensor.values is not None), None):
-        raise ValueError(f"it does not tell of the tensor {missing.name}")
+        raise ValueError(f"it omits the tensor {missing.name}")
     return (*described.values(), *remaining)
 
 
 def _change_roles(roles: object, stored: Mapping[str, Tensor]) -> dict[int, Tensor]:
     """Return the tensors with changed roles, by the ``id`` of the original ones."""
     if type(roles) is not dict:
-        raise ValueError("the roles are no dictionary")
+        raise ValueError("the roles are not a dictionary")
     if missing := next((name for name in roles if name not in stored), None):
-        raise ValueError(f"the tensor {missing} is not there")
+        raise ValueError(f"unknown tensor {missing}")
     return {id(stored[name]): replace(stored[name], role=Role(role)) for name, role in roles.items()}
 
 
@@ -256,10 +256,10 @@ def training_document(state: TrainingState) -> dict[str, object]:
 def check_training(document: object) -> None:
     """Raise ``ValueError`` for a document that ``training_document`` doesn't write."""
     if not isinstance(document, dict):
-        raise ValueError("the training state is no dictionary")
+        raise ValueError("the training state is not a dictionary")
     for name, value in document.items():
         if not _is_valid(name, value):
-            raise ValueError(f"the training state has a strange {name!r:.40}")
+            raise ValueError(f"the training state has an invalid {name!r:.40}")
 
 
 def merge_training(state: TrainingState, document: Mapping[str, Any]) -> TrainingState:
@@ -305,7 +305,7 @@ def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple
 
                 findings += judge(read_config("", data), place, nbytes)
             elif key.startswith(_ASSET) and key.endswith(_ARRAYS):
-                message = "arrays, in which there may be pickles that were not looked at"
+                message = "arrays, in which pickles were not checked"
                 findings.append(not_scanned(place, message))
             elif key.startswith(_ASSET):
                 from ckpttool.core.readable import Buffer
@@ -315,7 +315,7 @@ def native_safety(native: Mapping[str, bytes], where: str, nbytes: int) -> tuple
         except CheckpointError:
             findings.append(not_scanned(place))
     return tuple(
-        finding._replace(message=Sentence(f"of a model that is written from it: {finding.message}"))
+        finding._replace(message=Sentence(f"in a model that is written from it: {finding.message}"))
         for finding in findings
     )
 

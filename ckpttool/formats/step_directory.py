@@ -33,21 +33,21 @@ from ckpttool.storage import fs
 
 _RANK = re.compile(r"(?<![a-z])(?<!lora[-_])rank[-_]?([0-9]{1,5}(?:_[0-9]{1,5})*)(?![0-9])", re.IGNORECASE)
 DATA = frozenset({"numpy", "hdf5", "pickle"})
-"""Formats of what may be anything: predictions, features, a log."""
+"""Formats of files that may be no part of a save: predictions, features, a log."""
 RANKS = "rank-directory"
-"""The variant of one in which the files of several ranks lie, each with a part of the model, or a copy."""
+"""Variant with the files of several ranks, each with a part of the model or a copy of it."""
 _STATE_FILE = re.compile(
     r"(\w+_)?(optim|optimizer|opt|rng)(_?states?)?([-_.]\w*\d+)?\.(pt|pth|bin|pkl|safetensors)"
 )
 """Files of optimizers and random states, also those of ranks."""
 _BARE_STEP = re.compile(r"[0-9]{6,18}")
 _LEROBOT = ("pretrained_model", "training_state")
-"""What tells LeRobot's ``checkpoints/020000`` from the directory of a job."""
+"""Directories in LeRobot's ``checkpoints/020000``; the directory of a job has other ones."""
 _TRAINING_STEP = os.path.join("training_state", "training_step.json")
 _MAX_STEP_BYTES = 1 << 10
 STEP_VARIANTS = frozenset({"directory", RANKS})
 _MEGATRONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size")
-"""What the numbers in ``mp_rank_01_003`` go up to, as its settings have it."""
+"""Settings with the numbers of ranks, in the order of the numbers in ``mp_rank_01_003``."""
 
 
 class StepDirectory(Format):
@@ -104,11 +104,11 @@ class StepDirectory(Format):
         return (one for one in proven if _STATE_FILE.fullmatch(os.path.basename(one)))
 
 
-# What is one ----------------------------------------------------------------------------------------
+# Recognition -----------------------------------------------------------------------------------------
 
 
 def is_step_directory(path: str) -> bool:
-    """Return whether a directory is called as one that holds one save: by its step, and nothing else."""
+    """Return whether a directory is named by a step and nothing else, as one save's is."""
     name = _own_name(path)
     if _BARE_STEP.fullmatch(name):
         return all(fs.isdir(os.path.join(path, part)) for part in _LEROBOT)
@@ -207,7 +207,7 @@ def _files(directory: str) -> Iterator[str]:
         yield from (os.path.join(parent, name) for name in sorted(names))
 
 
-# What lies in it ------------------------------------------------------------------------------------
+# Content --------------------------------------------------------------------------------------------
 
 
 def _add_all(parts: OpenedParts, directory: str) -> None:
@@ -230,7 +230,7 @@ def _add_all(parts: OpenedParts, directory: str) -> None:
 
 
 _Ranks = dict[tuple[str, str, int], dict[tuple[int, ...], re.Match[str]]]
-"""Where each rank is named, by its numbers; by what is before and behind these, and how many they are."""
+"""Matches in names by the numbers of the rank; by the text before and after these, and their count."""
 
 
 def _ranks(parts: OpenedParts) -> _Ranks:
@@ -299,7 +299,7 @@ def _training_step(parts: OpenedParts, directory: str) -> dict[str, Any]:
             parsed = parse_json(path, source.read(0, min(source.size, _MAX_STEP_BYTES)), "training step")
         if isinstance(parsed, dict):
             return parsed
-        reason = f"it has type {type(parsed).__name__}, not that of an object"
+        reason = f"a {type(parsed).__name__} instead of an object"
     except DamagedCheckpoint as failure:
         reason = failure.reason
     parts.fault("part-damaged", reason, _TRAINING_STEP)

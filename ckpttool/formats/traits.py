@@ -62,7 +62,7 @@ class Traits(NamedTuple):
             of names.
         has_object_graph: Whether variables are found through a graph of objects, where one may be listed
             several times.
-        is_container: Whether it may hold anything, so that names of tensors alone don't show what it is.
+        is_container: Whether it may hold anything, so that names of tensors don't identify a model.
         holds_tensors_alone: Whether it has only tensors and text about them.
         has_some_checksums: Whether some of its files have the checksums of all.
         counts_epochs_from_one: Whether Keras may have written it; Keras counts epochs from 1, but from 0 in
@@ -117,7 +117,7 @@ class Traits(NamedTuple):
         return self.program if not self.program_variants or variant in self.program_variants else None
 
 
-_COMPUTATION = Program("program", "the program", "program", "what is computed")
+_COMPUTATION = Program("program", "the program", "program", "the computation")
 _SAVED_MODEL = re.compile(
     r"saved_model\.(pb|pbtxt|cpb)|fingerprint\.pb|keras_metadata\.pb|(assets|assets\.extra)/.*"
     r"|variables/variables\.(index|data-[0-9]{5}-of-[0-9]{5})",

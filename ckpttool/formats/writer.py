@@ -169,7 +169,7 @@ class Writer(ABC):
 
         Args:
             path: The directory.
-            gone: The keys, as paths in the state dict.
+            gone: The removed keys, as paths in the state dict.
 
         Raises:
             CheckpointError: It can't be read, or has content that can't be written again.

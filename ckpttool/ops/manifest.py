@@ -72,7 +72,7 @@ def manifests_of(checkpoint: Checkpoint) -> list[Manifest]:
 def _manifests_at(path: str, base: str, parts: Sequence[str]) -> list[Manifest]:
     paths = (base, *parts)
     found = {
-        fs.abspath(one + SUFFIX): read_manifest(one + SUFFIX, of=one)
+        fs.abspath(one + SUFFIX): read_manifest(one + SUFFIX, lone_digest_file=one)
         for one in paths
         if _is_manifest(one + SUFFIX)
     }

@@ -18,8 +18,8 @@ from ckpttool.containers.pickle.pickle_nodes import (
     NOTHING,
     REQUIRES_GRAD,
     Call,
+    DictSubclass,
     Global,
-    Mapped,
     Opaque,
 )
 from ckpttool.core.checkpoint import Checkpoint
@@ -101,14 +101,14 @@ def put(root: Any, path: Path, value: Any) -> None:
 
 def _expand_container(node: object, resolve_global: Callable[[Global], Any], path: str) -> object:
     """Return the value of a node that is no tensor, or its parts, which are converted first."""
-    if isinstance(node, Mapped):
+    if isinstance(node, DictSubclass):
         count = len(node)
         parts = [*node.keys(), *node.values(), node.state]
         return NodeParts(parts, lambda done: _make_dict(node.kind, done[:count], done[count:-1], done[-1]))
     if isinstance(node, Global):
         return resolve_global(node)
     if isinstance(node, Opaque):
-        return NodeParts([node.content], lambda done: NotPlain(node.what, done[0]))
+        return NodeParts([node.content], lambda done: NotPlain(node.reason, done[0]))
     return _call_result(node, path) if isinstance(node, Call) else node_parts(node) or node
 
 

@@ -418,7 +418,9 @@ def test_long_shows_what_is_known(run, short: Path, terminal: Callable[[int], No
     lines = run("list", short, "-l").out.splitlines()
     lines = lines[lines.index(next(line for line in lines if "changed" in line)) :]
     assert lines[0].split() == ["checkpoint", "epoch", "loss", "size", "changed", "holds", "state", "notes"]
-    assert lines[1].endswith("damaged   it is a ZIP archive of something else; expected a PyTorch checkpoint")
+    assert lines[1].endswith(
+        "damaged   it is a ZIP archive with other content; expected a PyTorch checkpoint"
+    )
     assert re.search(
         r"2023-11-1\d \d\d:\d\d:20[+-]\d\d:\d\d  full, \d+ tensors of weights, \d+ parameters", lines[2]
     )

@@ -196,7 +196,7 @@ def test_a_part_has_not_ended(run: Run, runs: Path, documents: Documents) -> Non
     paths[1].write_text("")
     refused(run, paths, "part-2.json: an empty file: this part has not finished")
     paths[1].write_text(text[: len(text) // 2])
-    refused(run, paths, "part-2.json: the document is no JSON")
+    refused(run, paths, "part-2.json: the document is not valid JSON")
 
 
 def test_parts_of_other_runs(run: Run, runs: Path, documents: Documents) -> None:

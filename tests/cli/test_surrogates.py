@@ -149,6 +149,6 @@ def test_an_index_and_a_state_that_python_wrote(run, files: Path, tmp_path: Path
     )
     status, out, err = run("verify", index)
     check((status, out, err), is_json=False)
-    assert "a name that no file can have; it was not opened" in out
+    assert "a name that is not valid text; not opened" in out
     (tmp_path / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": "/r\udcff/x"}), "utf-8")
     assert "no JSON" not in "".join(run("verify", tmp_path)[1:])

@@ -88,7 +88,7 @@ def test_a_stream_that_is_cut_or_lies_about_its_size(
         with pytest.raises(DamagedCheckpoint, match="inflates to"):
             inflated(packed, stated).read(0, stated)
     cut = data.draw(st.integers(0, len(packed) - 1))
-    with pytest.raises(DamagedCheckpoint, match=r"its stream ends after|can't be inflated"):
+    with pytest.raises(DamagedCheckpoint, match=r"its stream ends after|can't inflate|can't be inflated"):
         inflated(packed[:cut], size).read(0, size)
     with pytest.raises(DamagedCheckpoint, match="inflates to more"):
         inflated(packed + b"\0", size).read(0, size)
@@ -106,7 +106,7 @@ def test_arrays_that_numpy_compressed(tmp_path: Path) -> None:
 
 def test_what_states_more_than_deflate_can_hold() -> None:
     packed = deflated(bytes(1 << 20), 9)
-    with pytest.raises(DamagedCheckpoint, match="can't be inflated to so many"):
+    with pytest.raises(DamagedCheckpoint, match="can't inflate to the stated size"):
         inflated(packed, MAX_EXPANSION * len(packed) + 1).read_into(0, memoryview(bytearray(1)))
 
 
@@ -117,9 +117,9 @@ def test_structure_has_a_budget_and_values_have_none(tmp_path: Path) -> None:
     assert verify(path).is_valid  # 280 MB of 272 kB
     archive = Archive(Buffer("some.zip", path.read_bytes()))
     (member,) = archive.members
-    with pytest.raises(LimitExceeded, match="besides values"):
+    with pytest.raises(LimitExceeded, match="besides tensor values"):
         archive.read(member)
-    with pytest.raises(LimitExceeded, match="besides values"):
+    with pytest.raises(LimitExceeded, match="besides tensor values"):
         for _ in range(member.size >> 16):
             archive.content(member).read(0, 1 << 16)
 

@@ -61,7 +61,7 @@ def test_another_file_that_comes_to_its_place_is_not_read(
         return ask(*arguments, **options)
 
     monkeypatch.setattr(WORKER, "ask", exchanging)
-    with pytest.raises(DamagedCheckpoint, match="another file has come to the place"):
+    with pytest.raises(DamagedCheckpoint, match="the file was replaced"):
         open_checkpoint(path)
 
 

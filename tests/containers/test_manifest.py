@@ -68,5 +68,5 @@ def test_lines_that_say_nothing_are_passed_over() -> None:
 
 
 def test_a_lone_digest_speaks_of_the_file_beside_it() -> None:
-    assert parse_manifest("run/m.sha256", ZERO.encode(), of="run/m").lines == (Line("m", ZERO),)
+    assert parse_manifest("run/m.sha256", ZERO.encode(), lone_digest_file="run/m").lines == (Line("m", ZERO),)
     assert parse_manifest("SHA256SUMS", ZERO.encode()).malformed

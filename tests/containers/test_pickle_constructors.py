@@ -18,13 +18,13 @@ from ckpttool.containers.pickle.constructors import (
 )
 from ckpttool.containers.pickle.pickle_nodes import (
     Call,
+    DictSubclass,
     Global,
-    Mapped,
     Persistent,
     Trust,
     globals_in,
     is_object,
-    modern,
+    python3_name,
     value_kind,
     words_in,
 )
@@ -46,7 +46,7 @@ GETATTR = made("builtins", "getattr", Global("torch._C", "_VariableFunctionsClas
 TENSOR_CLASS = Global("torch", "Tensor")
 REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 STORAGE = Persistent(("storage", Global("torch", "FloatStorage"), "0", "cpu", 6))
-NO_HOOKS = Mapped(Global("collections", "OrderedDict"))
+NO_HOOKS = DictSubclass(Global("collections", "OrderedDict"))
 REBUILT = (STORAGE, 0, (2, 3), (3, 1), False, NO_HOOKS)
 TENSOR = made("torch._utils", "_rebuild_tensor_v2", *REBUILT)
 WIDE = made("torch._utils", "_rebuild_tensor_v2", STORAGE, 0, (1 << 40,), (0,), False, NO_HOOKS)
@@ -207,7 +207,7 @@ def test_what_pytorch_loads_with_weights_only_is_listed() -> None:
 
     allowed = {tuple(dotted.rpartition(".")[::2]) for dotted in _get_allowed_globals()}
     assert globals_in("weights_only.txt") == allowed
-    names = [modern(module, name) for module, name in allowed]
+    names = [python3_name(module, name) for module, name in allowed]
     missing = {pair for pair in names if value_kind(*pair) is None and not is_constructor(Global(*pair))}
     # A wrapper makes an object of a class that is not PyTorch's own; the others take memory.
     assert missing == {

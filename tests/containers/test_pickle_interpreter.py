@@ -21,7 +21,7 @@ from ckpttool.containers.pickle import machine as under_test
 from ckpttool.containers.pickle.interpreter import Interpreter
 from ckpttool.containers.pickle.opcodes import PAYLOAD_BYTES, TABLE
 from ckpttool.containers.pickle.pickle_nodes import Call, Global, Payload, Pickle
-from ckpttool.containers.pickle.pickle_safety import judge, run
+from ckpttool.containers.pickle.pickle_safety import findings_of_pickle, run
 from ckpttool.core.readable import Buffer
 from tests.support.containers import pickles_in
 
@@ -72,7 +72,7 @@ def test_plain_data_is_what_pickle_loads(protocol: int, value: object) -> None:
     found = interpreted(pickled)
     assert same(found.root, pickle.loads(pickled))
     assert found.end == len(pickled)
-    assert judge(found) == ()
+    assert findings_of_pickle(found) == ()
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -186,7 +186,7 @@ def test_nothing_is_run(protocol: int, capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_every_way_to_call_something_is_found(opcodes: bytes) -> None:
     for pickled in (b"\x80\4" + opcodes + b".", b"\x80\4" + opcodes):
-        found = judge(partly(pickled))
+        found = findings_of_pickle(partly(pickled))
         assert {finding.code for finding in found} & {"unsafe-import", "unsafe-call"}
 
 
@@ -240,10 +240,10 @@ def test_frames_of_pythons_fit(protocol: int, size: int) -> None:
 @pytest.mark.parametrize(
     ("opcodes", "sentence"),
     [
-        (b"\x95\4" + bytes(7) + b"X\4\0\0\0text.", "an opcode reaches over the end of its frame"),
-        (b"\x95\3" + bytes(7) + b"Vtext\n.", "an opcode reaches over the end of its frame"),
-        (b"\x95\1" + bytes(7) + b"M\1\1.", "an opcode reaches over the end of its frame"),
-        (b"\x95\3" + bytes(7) + b"N.NN.", "a frame ends elsewhere than its pickle"),
+        (b"\x95\4" + bytes(7) + b"X\4\0\0\0text.", "an opcode crosses the end of its frame"),
+        (b"\x95\3" + bytes(7) + b"Vtext\n.", "an opcode crosses the end of its frame"),
+        (b"\x95\1" + bytes(7) + b"M\1\1.", "an opcode crosses the end of its frame"),
+        (b"\x95\3" + bytes(7) + b"N.NN.", "a frame doesn't end with its pickle"),
         (b"\x95\x0c" + bytes(7) + b"N\x95\1" + bytes(7) + b"0N.", "a frame begins within another"),
     ],
 )
@@ -254,8 +254,8 @@ def test_frames_that_fit_nothing_are_misuse(opcodes: bytes, sentence: str) -> No
 @pytest.mark.parametrize(
     ("opcodes", "sentence"),
     [
-        (b"K\1a", "items are given to what a list makes"),
-        (b"(K\1K\2u", "values are set by key on what a list makes"),
+        (b"K\1a", "items are appended to the object made by a list"),
+        (b"(K\1K\2u", "items are set on the object made by a list"),
     ],
 )
 def test_what_is_called_without_a_name_is_not_spelt_out(opcodes: bytes, sentence: str) -> None:
@@ -267,7 +267,7 @@ def test_the_result_of_a_call_is_told_without_its_address() -> None:
     sentences = misuse(b"\x80\2cposix\nsystem\n)R)RK\1a.")
     assert sentences == [
         "the result of a call is called",
-        "items are given to what the result of a call makes",
+        "items are appended to the object made by the result of a call",
     ]
 
 
@@ -285,7 +285,7 @@ def test_misuse_is_told_a_few_times() -> None:
     ids=["states", "items"],
 )  # fmt: skip
 def test_what_is_shared_is_not_searched_at_will(opcodes: bytes) -> None:
-    with pytest.raises(LimitExceeded, match="bytes of memory for what a pickle makes"):
+    with pytest.raises(LimitExceeded, match="bytes of memory"):
         interpreted(b"\x80\2" + opcodes)
 
 

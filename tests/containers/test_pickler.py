@@ -21,8 +21,8 @@ from ckpttool.containers.pickle.pickle_nodes import (
     QUANTIZED,
     REQUIRES_GRAD,
     Call,
+    DictSubclass,
     Global,
-    Mapped,
     Opaque,
 )
 from ckpttool.containers.pickle.pickler import Storages, dumps, pickle_into
@@ -143,7 +143,7 @@ def test_deep_trees_do_not_recurse() -> None:
 
 
 def test_a_dictionary_of_another_class_keeps_what_hangs_on_it() -> None:
-    mapped = Mapped(Global("collections", "OrderedDict"))
+    mapped = DictSubclass(Global("collections", "OrderedDict"))
     mapped.update({"b": 1, "a": 2})
     mapped.state = {"_metadata": {"": 1}}
     made = pickle.loads(dumps(mapped, Storages()))
@@ -186,7 +186,7 @@ def test_what_no_tree_holds_is_refused() -> None:
         cycle,
         called,
         object(),
-        Mapped(Global("os", "environ")),
+        DictSubclass(Global("os", "environ")),
         Call(Global("torch", "Size"), (), {"a": 1}),
     ]
     for tree in trees:
@@ -232,10 +232,10 @@ def test_elements_alone_make_no_quantized_tensor() -> None:
 
 def test_a_tensor_of_a_class_needs_a_tensor() -> None:
     kind = Global("torch", "Tensor")
-    with pytest.raises(ValueError, match="made of no tensor"):
+    with pytest.raises(ValueError, match="not made from a tensor"):
         dumps(Call(FROM_TYPE, ({}, kind, None)), Storages())
     inner = Call(FROM_TYPE, (tensor(np.ones(1)), kind, None))
-    with pytest.raises(ValueError, match="made of no tensor"):
+    with pytest.raises(ValueError, match="not made from a tensor"):
         dumps(Call(FROM_TYPE, (inner, kind, None)), Storages())
 
 

@@ -64,7 +64,7 @@ def test_keys_out_of_order_are_refused(tmp_path: Path, keys: tuple[bytes, bytes]
     with StagedOutput(tmp_path / "t") as staged:
         table = TableWriter(staged.create())
         table.add(keys[0], b"")
-        with pytest.raises(ValueError, match="behind"):
+        with pytest.raises(ValueError, match="does not follow"):
             table.add(keys[1], b"")
 
 

@@ -86,5 +86,5 @@ def test_records_that_lie_in_each_other(tmp_path: Path) -> None:
     search = zip_rescue._Search(Source(str(tmp_path / "a.zip")))
     for start, end in ((100, 500), (200, 300), (600, 700), (450, 550), (250, 260)):
         search._place(Member("", b"", 0, 0, 0, (0, 0), 0, end - start, end - start, start, start))
-    taken = [at for at in range(0, 1000, 50) if search._is_taken(at)]
+    taken = [at for at in range(0, 1000, 50) if search._is_in_record(at)]
     assert taken == [*range(100, 550, 50), 600, 650]

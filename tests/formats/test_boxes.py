@@ -104,7 +104,7 @@ def test_many_boxes_along_two_axes_are_compared() -> None:
 
 def test_boxes_without_end_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "_MAX_COMPARED", 3)
-    with pytest.raises(LimitExceeded, match="4 chunks that can't be compared"):
+    with pytest.raises(LimitExceeded, match="4 chunks are too many to compare"):
         find_overlap("p", "w", [Box((at, at), (10, 1)) for at in range(4)])
 
 

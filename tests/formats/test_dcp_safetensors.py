@@ -56,7 +56,7 @@ def test_the_directory_is_one_checkpoint(tmp_path: Path) -> None:
     assert paths_in(tmp_path) == [target]
     with open_checkpoint(target) as opened:
         assert (codes(opened), opened.safety, opened.complete) == (set(), (), True)
-        assert opened.findings[0].message.startswith("2 ranks; the files do not tell")
+        assert opened.findings[0].message.startswith("2 ranks; the files don't record")
         assert len(opened.files) == 4
         assert opened["weight"].extent is None
         assert opened["bias"].extent is not None

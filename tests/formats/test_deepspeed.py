@@ -150,8 +150,8 @@ def test_an_optimizer_of_another_save(tmp_path: Path, stage: int, kind: str) -> 
     assert (
         finding.message
         == {
-            "int": "state 0's step is 1, and the first rank's 2",
-            "tensor": "its optimizer has made another number of steps than the first rank's",
+            "int": "state 0's step is 1, but the first rank's 2",
+            "tensor": "its optimizer has made a different number of steps than the first rank's",
         }[kind]
     )
 
@@ -166,7 +166,7 @@ def test_model_states_of_another_job(tmp_path: Path) -> None:
     torch.save(told | {"dp_world_size": 4}, path)
     with open_checkpoint(tag) as opened:
         found = [(one.code, one.where, one.message) for one in opened.findings]
-    assert found == [("part-stale", path.name, "dp_world_size is 4, and the first rank's is 2")]
+    assert found == [("part-stale", path.name, "dp_world_size is 4, but the first rank's is 2")]
 
 
 def test_partitions_of_two_sizes(tmp_path: Path) -> None:

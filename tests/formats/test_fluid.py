@@ -276,7 +276,7 @@ def test_a_shard_that_the_serial_before_has(before: Path) -> None:
     (before / "__lookup_table__" / "embedding_0.w_0_1").unlink()
     (finding,) = opened(before).findings
     assert (finding.code, finding.where) == ("table-shard-missing", "embedding_0.w_0_1")
-    assert finding.message == "no such shard of a lookup table, and checkpoint_0 has it"
+    assert finding.message == "missing shard of a lookup table, which checkpoint_0 has"
     assert not opened(before).complete
     assert codes(before.with_name("checkpoint_0")) == []
 
@@ -313,7 +313,7 @@ def test_variables_that_the_serial_before_has(before: Path, is_marked: bool) -> 
         path.unlink()
     (finding,) = (one for one in opened(before).findings if one.severity is Severity.ERROR)
     assert (finding.code, finding.where) == ("variable-missing", lost[0].name)
-    told = f"no such variable, nor {counted(len(lost) - 1, 'other')}, and checkpoint_0 has them"
+    told = f"missing variable, and {counted(len(lost) - 1, 'other')}, which checkpoint_0 has"
     assert finding.message == told
     assert not opened(before).complete
     assert opened(before.with_name("checkpoint_0")).complete
@@ -421,7 +421,7 @@ def test_variables_without_a_file_are_missing(
     if stray is not None:
         (place / stray).write_text("# A model\n", "utf-8")
     found = [one for one in opened(place).findings if one.severity is Severity.ERROR]
-    told = f"no file of {counted(4 - len(left), 'variable')} of the program, like 'fc_0.b_0'"
+    told = f"no file for {counted(4 - len(left), 'variable')} of the program, like 'fc_0.b_0'"
     assert [(one.code, one.message) for one in found] == [("variable-missing", told)]
 
 

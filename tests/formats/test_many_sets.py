@@ -203,5 +203,5 @@ def test_what_lies_beside_a_set_is_named_up_to_a_hundred(files: Path, tmp_path: 
     assert len(extra) == 101
     assert (extra[-1].where, extra[-1].message) == (
         "set-0.safetensors.index.json",
-        "more than 100 files are named like a shard, and the index does not name them",
+        "more than 100 files are named like a shard, but not in the index",
     )

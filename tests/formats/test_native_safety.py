@@ -26,7 +26,7 @@ def test_a_carried_lambda_is_told_as_of_its_own_file(name: str, files: Path, tmp
             != []
         )
         for one, other in zip(carrier.safety, own.safety, strict=True):
-            assert one.message == f"of a model that is written from it: {other.message}"
+            assert one.message == f"in a model that is written from it: {other.message}"
             place = str(other.where).removeprefix("config.json")
             assert one.where == f"ckpttool.content.keras.config{place}"
     assert verify(tmp_path / name).safety is verify(source).safety is Safety.UNSAFE

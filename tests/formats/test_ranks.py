@@ -250,7 +250,7 @@ def test_a_ranks_file_under_anothers_name(tmp_path: Path) -> None:
     shutil.copy(ranks / MODEL, ranks / MODEL.replace("rank_1", "rank_0"))
     with open_checkpoint(ranks) as opened:
         stale = next(one for one in opened.findings if one.code == "part-stale")
-        assert stale.message == "it holds what rank 1 kept: a file with another's name"
+        assert stale.message == "it holds the shards of rank 1: a file with the wrong name"
 
 
 @pytest.mark.framework
@@ -267,14 +267,14 @@ def test_a_rank_of_another_save(tmp_path: Path) -> None:
         (stale,) = [one for one in opened.findings if one.code == "part-stale"]
     assert (stale.where, stale.message[:53]) == (
         path.name,
-        "its optimizer has made another number of steps than t",
+        "its optimizer has made a different number of steps th",
     )
     path = copied("numbered-2", tmp_path) / "checkpoint_1.pt"
     content = torch.load(path, weights_only=False)
     torch.save({**content, "step": 39}, path)
     with open_checkpoint(path.parent) as opened:
         (stale,) = [one for one in opened.findings if one.code == "part-stale"]
-    assert (stale.where, stale.message) == (path.name, "step 39, and checkpoint_0.pt says 40")
+    assert (stale.where, stale.message) == (path.name, "step 39, but checkpoint_0.pt says 40")
 
 
 def test_a_damaged_rank(tmp_path: Path) -> None:

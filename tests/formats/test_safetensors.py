@@ -177,7 +177,7 @@ def test_reads_as_many_axes_as_arrays_have(tmp_path: Path) -> None:
 def test_tells_truncated_from_trailing(tmp_path: Path) -> None:
     cases = [
         (file_of({"x": GOOD}, bytes(9)), "truncated: 81 of 88 bytes"),
-        (file_of({"x": GOOD}, bytes(17)), "trailing bytes behind the last tensor: 1 (88 in all)"),
+        (file_of({"x": GOOD}, bytes(17)), "trailing bytes after the last tensor: 1 (88 in all)"),
         (file_of({"x": GOOD})[:40], "truncated: 40 bytes (72 for the header alone)"),
     ]
     for content, message in cases:

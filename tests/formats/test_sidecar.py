@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, LimitExceeded, Role, Tensor
-from ckpttool.containers.pickle.pickle_nodes import NDARRAY, NOTHING, Call, Global, Mapped
+from ckpttool.containers.pickle.pickle_nodes import NDARRAY, NOTHING, Call, DictSubclass, Global
 from ckpttool.core.layers import DoubtReason, LayerKind, LayoutDoubt
 from ckpttool.formats.content.tree import opaque_nodes
 from ckpttool.formats.content.tree_json import decode_tree, encode_tree
@@ -170,7 +170,8 @@ def test_conventions_that_are_none_are_refused() -> None:
         {"conventions": "keras", "layers": {"a": {"class": "Norm", "missing": ["alpha"]}}},
     ]
     for document in cases:
-        assert refused(written({}, **document)).endswith((" is none", " are none"))
+        told = refused(written({}, **document))
+        assert "invalid" in told and told.endswith((" of a layer", " or layers")), told
 
 
 def test_a_format_that_holds_the_tree_keeps_it() -> None:
@@ -273,7 +274,7 @@ def test_a_record_keeps_its_state() -> None:
 
 
 def test_a_mapping_keeps_its_kind_and_state() -> None:
-    mapped = Mapped(Global("collections", "defaultdict"))
+    mapped = DictSubclass(Global("collections", "defaultdict"))
     mapped.update({1: 2, "a": 3})
     mapped.factory, mapped.state = Global("builtins", "list"), {"_metadata": 1}
     made: Any = decode_tree(*encode_tree(mapped), {}.__getitem__)
@@ -296,41 +297,41 @@ def test_a_tree_may_be_deeper_than_json() -> None:
 
 def test_a_document_that_does_not_fit_is_not_used() -> None:
     cases = [
-        (b"", "no JSON"),
+        (b"", "not valid JSON"),
         (b"\xff", "not UTF-8"),
-        (b"[]", "does not say that it is"),
-        (b'{"schema": "ckpttool.content/2"}', "does not say that it is"),
+        (b"[]", "its schema is not"),
+        (b'{"schema": "ckpttool.content/2"}', "its schema is not"),
         (written([]), "no content"),
-        (written({}, {"a": {}}), "does not tell of the tensor b"),
-        (written({}, {"a": {}, "b": {}, "c": {}}), "the tensor c is not there"),
-        (written({}, {"a": {}, "b": {}, "c": {"shares_with": "d"}}), "the tensor c is not there"),
-        (written({}, {"c": {"shares_with": "a"}, "a": {}, "b": {}}), "the tensor c is not there"),
-        (written({}, {"a": {"path": ["b"]}, "b": {}}), "the path of the tensor a is another's"),
-        (written({}, {"a": {"path": [True]}, "b": {}}), "the path of the tensor a is none"),
+        (written({}, {"a": {}}), "it omits the tensor b"),
+        (written({}, {"a": {}, "b": {}, "c": {}}), "unknown tensor c"),
+        (written({}, {"a": {}, "b": {}, "c": {"shares_with": "d"}}), "unknown tensor c"),
+        (written({}, {"c": {"shares_with": "a"}, "a": {}, "b": {}}), "unknown tensor c"),
+        (written({}, {"a": {"path": ["b"]}, "b": {}}), "the path of the tensor a is that of another"),
+        (written({}, {"a": {"path": [True]}, "b": {}}), "invalid path of the tensor a"),
         (written({}, {"a": {"role": "boss"}, "b": {}}), "boss"),
-        (written({}, {"a": 1, "b": {}}), "nothing is said of the tensor a"),
-        (written({"metadata": [1]}), "no dictionary"),
+        (written({}, {"a": 1, "b": {}}), "no entry of the tensor a"),
+        (written({"metadata": [1]}), "not a dictionary"),
         (written({"metadata": {"x": {"$set": [1]}}}), "the metadata has a set"),
         (written({"metadata": {"x": {"$tensor": "a"}}}), "the metadata has a Tensor"),
         (written({"metadata": {"x": [{"$bytes": "AAAA"}]}}), "the metadata has a bytes"),
         (written({"metadata": {"x": {"$call": ["torch", "Size"]}}}), "the metadata has a Call"),
-        (written({"metadata": {"x": {"$dict": [[1, 2]]}}}), "a key that is no text"),
+        (written({"metadata": {"x": {"$dict": [[1, 2]]}}}), "a key that is not text"),
         (written({"metadata": {"x": {"$int": "0x" + "f" * 1025}}}), "an integer of 4,100 bits"),
         (written({"metadata": {"x": [1, {"$int": "0x" + "f" * 20_000}]}}), "an integer of 80,000 bits"),
-        (written({"tree": BOTH, "metadata": {"epoch": 1}}), "not what the tree says"),
-        (written({"tree": {**BOTH, "x": 1}, "metadata": {"x": 1.0}}), "not what the tree says"),
-        (written({"tree": {"a": BOTH["a"]}}), "does not hold the tensor b"),
-        (written({"tree": {"a": BOTH["b"], "b": BOTH["a"]}}), "another tensor in the place a"),
-        (written({"tree": {**BOTH, "c": BOTH["a"]}}), "another tensor in the place c"),
-        (written({"training": {"epoch": {"$float": "inf"}}}), "a strange 'epoch'"),
-        (written({}, tensors=None, roles={"c": "weights"}), "the tensor c is not there"),
+        (written({"tree": BOTH, "metadata": {"epoch": 1}}), "differs from that of the tree"),
+        (written({"tree": {**BOTH, "x": 1}, "metadata": {"x": 1.0}}), "differs from that of the tree"),
+        (written({"tree": {"a": BOTH["a"]}}), "the tree lacks the tensor b"),
+        (written({"tree": {"a": BOTH["b"], "b": BOTH["a"]}}), "a different tensor at a"),
+        (written({"tree": {**BOTH, "c": BOTH["a"]}}), "a different tensor at c"),
+        (written({"training": {"epoch": {"$float": "inf"}}}), "an invalid 'epoch'"),
+        (written({}, tensors=None, roles={"c": "weights"}), "unknown tensor c"),
         (written({}, tensors=None, roles={"a": "boss"}), "boss"),
-        (written({}, tensors=None, roles=["a"]), "the roles are no dictionary"),
-        (written({"native": {"x": 1}}), "no bytes by name"),
-        (written({"native": [1]}), "no bytes by name"),
-        (written({}, shared={}), "in place of a list"),  # type: ignore[arg-type]
-        (written({}).replace(b'"a":', b'"b":', 1), "a tensor twice"),
-        (b"[" * 100_000, "nested over"),
+        (written({}, tensors=None, roles=["a"]), "the roles are not a dictionary"),
+        (written({"native": {"x": 1}}), "invalid native parts"),
+        (written({"native": [1]}), "invalid native parts"),
+        (written({}, shared={}), "instead of a list"),  # type: ignore[arg-type]
+        (written({}).replace(b'"a":', b'"b":', 1), "a duplicate tensor"),
+        (b"[" * 100_000, "nested more than"),
     ]
     for document, why in cases:
         assert why in refused(document), why
@@ -338,35 +339,35 @@ def test_a_document_that_does_not_fit_is_not_used() -> None:
 
 def test_a_tree_that_makes_no_sense_is_not_used() -> None:
     cases = [
-        ({"$tensor": "c"}, "'c', which is not there"),
-        ({"$tensor": ["a"]}, "in place of a str"),
-        ({"$same": 0}, "does not come before it"),
-        ({"$same": -1}, "does not come before it"),
-        ({"$same": True}, "does not come before it"),
-        ({"$new": 1}, "none of the known forms"),
-        ({"a": 1, "$tensor": "a"}, "none of the known forms"),
-        ({"$dict": [[1]]}, "a pair that is none"),
-        ({"$dict": [[1, 2], [1, 3]]}, "a key twice"),
+        ({"$tensor": "c"}, "unknown tensor 'c'"),
+        ({"$tensor": ["a"]}, "instead of a str"),
+        ({"$same": 0}, "doesn't precede it"),
+        ({"$same": -1}, "doesn't precede it"),
+        ({"$same": True}, "doesn't precede it"),
+        ({"$new": 1}, "unknown form"),
+        ({"a": 1, "$tensor": "a"}, "unknown form"),
+        ({"$dict": [[1]]}, "an invalid pair"),
+        ({"$dict": [[1, 2], [1, 3]]}, "a duplicate key"),
         ({"$dict": [[[1], 2]]}, "a list as a key"),
         ({"$dict": [[{"$tuple": [{"$set": []}]}, 2]]}, "a set as a key"),
         ({"$set": [[1]]}, "a list as a key"),
-        ({"$set": 1}, "in place of a list"),
-        ({"$bytes": "*"}, "no base64"),
-        ({"$int": "12"}, "no integer"),
-        ({"$int": "0xg"}, "no integer in hexadecimal digits"),
-        ({"$int": "0x_f"}, "no integer in hexadecimal digits"),
-        ({"$float": "one"}, "no float"),
-        ({"$float": "00 00 00 00     "}, "no float"),
-        ({"$complex": [1.0]}, "a pair that is none"),
-        ({"$complex": ["1", 2.0]}, "in place of a float"),
+        ({"$set": 1}, "instead of a list"),
+        ({"$bytes": "*"}, "invalid base64"),
+        ({"$int": "12"}, "not a hexadecimal integer"),
+        ({"$int": "0xg"}, "not a hexadecimal integer"),
+        ({"$int": "0x_f"}, "not a hexadecimal integer"),
+        ({"$float": "one"}, "not a float"),
+        ({"$float": "00 00 00 00     "}, "not a float"),
+        ({"$complex": [1.0]}, "an invalid pair"),
+        ({"$complex": ["1", 2.0]}, "instead of a float"),
         ({"$text": "/w=="}, "can't decode"),
-        ({"$opaque": 1}, "in place of a str"),
-        ({"$mapping": ["os", "environ"]}, "no known dictionary"),
+        ({"$opaque": 1}, "instead of a str"),
+        ({"$mapping": ["os", "environ"]}, "unknown dictionary type"),
         ({"$call": ["collections"]}, "a name without module and name"),
-        ({"$call": ["collections", "deque"], "args": 1}, "in place of a list"),
+        ({"$call": ["collections", "deque"], "args": 1}, "instead of a list"),
         ({"$call": ["collections", "deque"], "kwargs": {"maxlen": 1}}, "named arguments"),
-        ({"$call": ["numpy", "asarray"], "args": [1]}, "of what is no tensor"),
-        ({"$call": ["torch.Tensor", "requires_grad_"], "args": []}, "of what is no tensor"),
+        ({"$call": ["numpy", "asarray"], "args": [1]}, "of a non-tensor"),
+        ({"$call": ["torch.Tensor", "requires_grad_"], "args": []}, "of a non-tensor"),
         ({"$call": ["torch", "Size"], "state": {"__array_interface__": 1}}, "not known to be harmless"),
         ({"$call": ["torch._utils", "_rebuild_sparse_tensor"], "args": [1, 2]}, "not known to be harmless"),
     ]
@@ -423,7 +424,7 @@ def test_nested_classes_of_tensors_do_not_recurse() -> None:
     for at in range(1500):
         args = [{"$same": at}, {"$global": ["torch", "Tensor"]}, None]
         shared.append({"$call": ["torch._tensor", "_rebuild_from_type_v2"], "args": args})
-    assert "a class in a class" in of_tree({"$same": 1500}, shared)
+    assert "a tensor subclass in a tensor subclass" in of_tree({"$same": 1500}, shared)
 
 
 def test_a_document_that_is_too_large_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_a_record_of_something_else_is_told(tmp_path: Path) -> None:
 def test_a_long_record_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lower_limits(monkeypatch, document=20)
     path = archive(tmp_path / "a.npz")
-    require_warned(path, f"it was not used: {len(DOCUMENT)} bytes, and at most 20 are read")
+    require_warned(path, f"it was not used: {len(DOCUMENT)} bytes; at most 20 are read")
 
 
 def test_a_long_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,4 +70,4 @@ def test_a_long_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with open_checkpoint(tmp_path / "a") as opened:
         (finding,) = opened.findings
     assert finding.code == "content-entry"
-    assert "bytes, and at most 20 are read" in finding.message
+    assert "bytes; at most 20 are read" in finding.message

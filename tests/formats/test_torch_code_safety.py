@@ -331,7 +331,7 @@ def test_casts() -> None:
     for body, cast in cases:
         text = f"def f(a: Optional[Tuple[int, int]], n: int) -> int:\n    {body}\n    return 1\n"
         found = [finding.message for finding in judge_text(text.encode(), "a.py")]
-        assert found == ([f"its code takes values for {cast} unchecked"] if cast else []), body
+        assert found == ([f"its code casts values to {cast} unchecked"] if cast else []), body
 
 
 def test_what_byte_code_names() -> None:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpttool import Checkpoint, Tensor, open_checkpoint
-from ckpttool.containers.pickle.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, Mapped, Opaque
+from ckpttool.containers.pickle.pickle_nodes import NDARRAY, REQUIRES_GRAD, Call, DictSubclass, Opaque
 from ckpttool.formats.content.tree import opaque_nodes, replace_tensors, tensors_in, walk
 from ckpttool.formats.sidecar import apply_sidecar, sidecar_of
 from ckpttool.formats.writer import Content
@@ -200,7 +200,7 @@ def test_a_tree_of_its_own_objects(tmp_path: Path) -> None:
         assert isinstance(tree["x"], Call) and tree["x"].function == REQUIRES_GRAD
         assert tree["x"].args == (saved["x"],)
         assert isinstance(tree["a"], Call) and tree["a"].function == NDARRAY
-        assert isinstance(tree["o"], Mapped) and str(tree["o"].kind) == "collections.OrderedDict"
+        assert isinstance(tree["o"], DictSubclass) and str(tree["o"].kind) == "collections.OrderedDict"
         assert list(tensors_in(tree)) == [saved["x"], saved["a"]]
 
 

@@ -9,7 +9,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttool.containers.pickle.pickle_nodes import Call, Global, Mapped, Opaque, children, nodes, rebuild
+from ckpttool.containers.pickle.pickle_nodes import (
+    Call,
+    DictSubclass,
+    Global,
+    Opaque,
+    children,
+    nodes,
+    rebuild,
+)
 from ckpttool.formats.content.tree import trees_equal
 from ckpttool.formats.content.tree_json import encode_tree
 from tests.support.checkpoints import numbers, tensor
@@ -49,7 +57,7 @@ def containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.builds(bytearray, st.binary(max_size=2)),
         inner.map(lambda node: [node, node]),
         st.builds(
-            Mapped,
+            DictSubclass,
             st.sampled_from([Global("collections", "OrderedDict")]),
             pairs.map(dict),
             inner,
@@ -106,10 +114,10 @@ def test_what_differs_or_can_not_be_told_is_not() -> None:
         (Call(SIZE, (), None, None, [1]), Call(SIZE, (), None, None, [2])),
         (Call(SIZE, (), None, None, (), [(1, 2)]), Call(SIZE, (), None, None, (), [(1, 3)])),
         (Call(SIZE, ()), new()),
-        (Mapped(SIZE, {}), Mapped(Global("torch", "device"), {})),
-        (Mapped(SIZE, {}, 1), Mapped(SIZE, {}, 2)),
-        (Mapped(SIZE, {}, None, 1), Mapped(SIZE, {}, None, 2)),
-        (Mapped(SIZE, {}), {}),
+        (DictSubclass(SIZE, {}), DictSubclass(Global("torch", "device"), {})),
+        (DictSubclass(SIZE, {}, 1), DictSubclass(SIZE, {}, 2)),
+        (DictSubclass(SIZE, {}, None, 1), DictSubclass(SIZE, {}, None, 2)),
+        (DictSubclass(SIZE, {}), {}),
         (Opaque("x"), Opaque("x")),
         ({1}, {1}),
     ]
@@ -132,7 +140,7 @@ def test_a_node_made_again_of_what_it_holds_is_the_same(tree: Any) -> None:
 def test_another_child_makes_another_node() -> None:
     """Each child stands in a place of its own: a node with another in that place holds it there."""
     parts = Call(SIZE, ((1,),), {"named": 2}, {"state": 3}, [4, 5], [("key", 6)], is_new=True)
-    mapped = Mapped(
+    mapped = DictSubclass(
         Global("collections", "defaultdict"), [("a", 1)], {"state": 2}, Global("builtins", "list")
     )
     for node in (parts, mapped, {"a": 1}, [1, 2], (1, 2), Opaque("an object", [1])):

@@ -178,7 +178,7 @@ def test_an_index_that_knows_better_makes_it_an_error(tmp_path: Path) -> None:
     found = verify(tmp_path / "model.safetensors.index.json")
     (size,) = [one for one in found.findings if one.code == "shard-total-size"]
     assert size.severity is Severity.ERROR
-    assert size.message.endswith("1 tensor of them without an element")
+    assert size.message.endswith("1 tensor of them without elements")
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_rows_that_two_servers_have(
     limit_rows(monkeypatch, at_once=at_once)
     one, two = (machines[2 + at] / "__lookup_table__" / f"{TABLE}_{at}" for at in (0, 1))
     shutil.copy(one, two)
-    assert "rows that were there before" in refused(*machines)
+    assert "repeats rows of earlier" in refused(*machines)
     limit_rows(monkeypatch, in_all=0)
     told = refused(*machines)
     assert f"{TABLE}_0 and in {TABLE}_1" in told
@@ -226,7 +226,7 @@ def test_files_of_ranks_one_by_one(files: Path, name: str) -> None:
 
 def test_a_rank_that_is_missing(files: Path, tmp_path: Path) -> None:
     (whole,) = apart(files / "torch-dcp" / "two-ranks", tmp_path, [[".metadata", "__0_0.distcp"]])
-    assert refused(whole) == f"{whole}[__1_0.distcp]: there is no such file"
+    assert refused(whole) == f"{whole}[__1_0.distcp]: no such file"
 
 
 def test_a_rank_twice(files: Path, tmp_path: Path) -> None:

@@ -475,7 +475,7 @@ def test_what_is_cut_before_it_tells_its_format_is_refused(
     (tmp_path / name).write_bytes(data[:nbytes])
     answer = run("salvage", tmp_path / name, tmp_path / "saved.pth")
     assert answer.status == 2
-    assert "it is a ZIP archive that is cut off before it tells its format" in answer.err
+    assert "it is a ZIP archive that is cut off before its format can be recognised" in answer.err
     assert not (tmp_path / "saved.pth").exists()
 
 

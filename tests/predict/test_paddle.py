@@ -186,7 +186,7 @@ def test_a_state_of_another_optimizer_is_told(ask: Ask, models: Path, tmp_path: 
     ("content", "why"),
     [
         (b"cos\nsystem\n(S'true'\ntR.", "loading net.pdopt could run code: --trust allows it"),
-        (b"\x80\x02}q\x00(X\x01", "net.pdopt can't be read: truncated: the pickle goes on behind the end"),
+        (b"\x80\x02}q\x00(X\x01", "net.pdopt can't be read: truncated: the pickle ends early"),
     ],
 )
 def test_an_optimizers_file_is_checked_before_it_is_loaded(

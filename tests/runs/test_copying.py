@@ -160,7 +160,7 @@ def test_all_is_incomplete_beside_a_note_that_can_not_be_read(
     assert len(ckpttool.list_checkpoints(tmp_path).checkpoints) == 2
     make(tmp_path / COPYING)
     listing = ckpttool.list_checkpoints(tmp_path)
-    told = ["its copy was interrupted, or isn't done yet (ckpttool copy goes on with it)"]
+    told = ["its copy was interrupted or is still running (resume with ckpttool copy)"]
     assert ([*listing.checkpoints], [problem.message for problem in listing.problems]) == ([], told)
 
 

@@ -128,7 +128,7 @@ def test_a_record_of_its_step_that_is_damaged_makes_it_incomplete(tmp_path: Path
     (places / "100000" / "training_state" / "training_step.json").write_text('{"step": 1000')
     newest = latest(places)
     assert newest.entry.path == str(places / "020000")
-    assert any("the training step is no JSON" in one.message for one in newest.passed_over)
+    assert any("the training step is not valid JSON" in one.message for one in newest.passed_over)
 
 
 def test_trials_are_series_of_their_own(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_missing_rank_makes_it_incomplete(tmp_path: Path) -> None:
     shutil.rmtree(run / "iter_3" / "mp_rank_01")
     found = planned(run)
     assert removed_names(found) == ["iter_1"]
-    assert "mp_rank_01/model_optim_rng.pt: there is no such file" in found.problems[0].message
+    assert "mp_rank_01/model_optim_rng.pt: no such file" in found.problems[0].message
 
 
 # Its name -------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 
 from ckpttool import CheckpointError
 from ckpttool.containers.pickle.interpreter import Interpreter
-from ckpttool.containers.pickle.pickle_nodes import Call, Global, Payload, Persistent, modern
+from ckpttool.containers.pickle.pickle_nodes import Call, Global, Payload, Persistent, python3_name
 from ckpttool.core.readable import Buffer
 from tests.security.pickle_streams import mutated, stream
 
@@ -26,10 +26,10 @@ MAX_INDEX = 1 << 20
 """CPython's unpickler in C allocates as much memo as the largest index asks for."""
 
 STOPS_EARLIER = re.compile(
-    r"in place of arguments"  # C wants a tuple, Python's takes any sequence
-    r"|an extension code|an out-of-band buffer|a view of what is no bytes"
-    r"|is no pickle opcode|entry .* of a pickle's memo|is no integer|is not UTF-8"
-    r"|a name to import that is no text|a frame of more bytes than there are"
+    r"instead of arguments"  # C wants a tuple, Python's takes any sequence
+    r"|an extension code|an out-of-band buffer|a read-only view of a non-bytes object"
+    r"|is not a pickle opcode|memo index .* is too large|is not an integer|is not UTF-8"
+    r"|a name to import that is not text|a frame that extends past the end"
     r"|items are set on a list"  # which takes numbers for keys
 )
 """Why ours may stop where one of CPython's goes on; whatever is behind is searched for names then."""
@@ -168,7 +168,7 @@ def hooks(record: Record) -> dict[str, Any]:
     found: dict[tuple[str, str], Name] = {}
 
     def find_class(self: object, module: str, name: str) -> Name:
-        place = modern(module, name)
+        place = python3_name(module, name)
         if place not in found:
             record.names.append(place)
             found[place] = Name("Inert", (Made,), {"record": record, "place": place})

@@ -30,10 +30,10 @@ def text(name: str, kind: str, shape: tuple[int, ...], data: bytes) -> Tensor:
     [
         ("string", b"\3\1" + CHECKSUM + b"abc", "elements that end too early"),
         ("string", b"\3", "elements that end too early"),
-        ("string", b"\1\1" + CHECKSUM + b"abc", "bytes behind the last element"),
+        ("string", b"\1\1" + CHECKSUM + b"abc", "bytes after the last element"),
         ("string", b"\xff" * 11, "a length that doesn't end"),
         ("variant", b"\2ab" + CHECKSUM + b"\2a", "elements that end too early"),
-        ("variant", b"\1a" + CHECKSUM + b"\1b" + CHECKSUM + b"\0", "bytes behind the last element"),
+        ("variant", b"\1a" + CHECKSUM + b"\1b" + CHECKSUM + b"\0", "bytes after the last element"),
         ("variant", b"\1a" + CHECKSUM + b"\1b\0", "elements that end too early"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ckpttool import Role, Tensor, TrainingState, open_checkpoint, verify
-from ckpttool.containers.pickle.pickle_nodes import Global, Mapped
+from ckpttool.containers.pickle.pickle_nodes import DictSubclass, Global
 from ckpttool.core.dtypes import BY_NAME
 from ckpttool.core.values import in_memory
 from ckpttool.formats.discovery import discover
@@ -266,7 +266,7 @@ def test_what_the_trainer_knows(tmp_path: Path) -> None:
 
 
 def test_an_ordered_dictionary_is_looked_into(tmp_path: Path) -> None:
-    tree = Mapped(Global("collections", "OrderedDict"))
+    tree = DictSubclass(Global("collections", "OrderedDict"))
     tree["epoch"] = 3
     root = written(tmp_path / "root", Content((made("w", "int8", (1,), b"1"),), tree=tree))
     assert (root / "checkpoint_0" / "trainer_0" / "epoch_id").read_bytes() == b"3"
@@ -323,10 +323,10 @@ def test_names_that_no_variable_s_file_can_have() -> None:
         ("", "a Fluid variable is a file, and needs a name (use --map)"),
         ("n" * 256, "a Fluid variable is a file, and its name has 256 bytes (at most 255) (use --map)"),
         ("é" * 128, "a Fluid variable is a file, and its name has 256 bytes (at most 255) (use --map)"),
-        ("a\ud800", "a Fluid variable is a file, and its name is no valid text (use --map)"),
-        (".", "a file of this name is hidden, and no variable (use --map)"),
-        ("..", "a file of this name is hidden, and no variable (use --map)"),
-        (".w", "a file of this name is hidden, and no variable (use --map)"),
+        ("a\ud800", "a Fluid variable is a file, and its name is not valid text (use --map)"),
+        (".", "a Fluid variable's name can't begin with a dot (use --map)"),
+        ("..", "a Fluid variable's name can't begin with a dot (use --map)"),
+        (".w", "a Fluid variable's name can't begin with a dot (use --map)"),
         ("_SUCCESS", "Paddle has its marker under this name (use --map)"),
         ("w@GRAD", "Paddle neither saves nor loads a variable with '@GRAD' in its name (use --map)"),
         ("w.trainer_0", "Paddle neither saves nor loads a variable with '.trainer_' in its name (use --map)"),
@@ -341,12 +341,14 @@ def test_names_that_some_file_systems_take_for_one() -> None:
     for pair in cases:
         first, second = pair
         (told,) = named(first, second)
-        assert told == f"{second}: some file systems take its name for that of {first} (use --map)", pair
+        assert told == f"{second}: some file systems don't distinguish its name from {first} (use --map)", (
+            pair
+        )
 
 
 def test_a_variable_s_directory_is_no_other_variable(tmp_path: Path) -> None:
     assert named("a/b", "c", source_format="fluid") == []
-    assert named("a/b", "A", source_format="fluid") == ["A: a file, and for a/b a directory (use --map)"]
+    assert named("a/b", "A", source_format="fluid") == ["A: a file, but a directory for a/b (use --map)"]
     for name in ("a//b", "/a", "a/", "../a", "a/../b"):
         assert len(named(name, source_format="fluid")) == 1
     content = Content((made("a/b", "int8", (1,), b"1"),), source_format="fluid")
@@ -358,19 +360,17 @@ def test_a_variable_s_directory_is_no_other_variable(tmp_path: Path) -> None:
 def test_what_an_optimizer_would_have_of_a_parameter() -> None:
     tensors = (made("fc", "int8", (4,), b"1234"), made("fc_moment1_0", "int8", (3,), b"123"))
     (told,) = refused(*tensors)
-    assert told.startswith(
-        "fc_moment1_0: its name says that it belongs to fc's optimizer, and its shape [3] is not"
-    )
+    assert told.startswith("fc_moment1_0: by its name it belongs to fc's optimizer, but its shape [3] is not")
 
 
 def test_no_variable_is_no_checkpoint() -> None:
     (told,) = refused(metadata={"epoch": 3})
-    assert told == "there is no tensor in it, and a Fluid checkpoint has variables"
+    assert told == "it has no tensors; a Fluid checkpoint needs variables"
 
 
 def test_more_axes_than_can_be_read() -> None:
     (told,) = refused(made("w", "int8", (1,) * 65, b"1"))
-    assert told == "w: 65 axes, and at most 64 are read (use --map)"
+    assert told == "w: 65 axes; at most 64 are read (use --map)"
 
 
 # The entry --------------------------------------------------------------------------------------------

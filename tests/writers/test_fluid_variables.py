@@ -41,7 +41,7 @@ def test_sequences_as_paddle_has_them_are_taken() -> None:
     ],
 )
 def test_sequences_that_are_none_are_refused(levels: bytes) -> None:
-    assert refusals(levels) == ["w: what is told of its sequences is nothing that Paddle reads"]
+    assert refusals(levels) == ["w: Paddle can't read its sequence levels"]
 
 
 @pytest.mark.parametrize(

@@ -89,15 +89,15 @@ def test_names_that_hdf5_cannot_hold_are_refused() -> None:
         (("a//b",), "a part of its path is empty"),
         (("a/./b",), "'.' means the group itself"),
         (("/a",), "a part of its path is empty"),
-        (("taken/inner",), "which is a tensor and no group"),
+        (("taken/inner",), "which is a tensor, not a group"),
         (("a", "."), "'.' means the group itself"),
         (("a", ""), "a part of its path is empty"),
         (("a\0b",), "a NUL ends a name"),
-        (("\ud800",), "no valid text"),
+        (("\ud800",), "not valid text"),
         (("x" * 60_001,), "60,001 bytes"),
-        (("taken", "inner"), "which is a tensor and no group"),
-        ((ENTRY,), "the entry"),
-        ((f"{ENTRY}/x",), "the entry"),
+        (("taken", "inner"), "which is a tensor, not a group"),
+        ((ENTRY,), "reserved for non-tensor content"),
+        ((f"{ENTRY}/x",), "reserved for non-tensor content"),
     ]
     for path, why in cases:
         one = Tensor(path, BY_NAME["uint8"], (), values=in_memory(b"x"))
@@ -153,9 +153,7 @@ def test_slashes_alone_are_reason_for_an_entry_and_without_it_they_are_dots(tmp_
 def test_names_that_slashes_make_alike_are_refused(other: tuple[str, ...]) -> None:
     content = Content((at(("a/b",)), at(other)))
     place = "/".join(other)
-    assert [*Hdf5Writer().refusals(content, OPTIONS)] == [
-        f"a.b: as /{place} it is not told apart from a/b (use --map)"
-    ]
+    assert [*Hdf5Writer().refusals(content, OPTIONS)] == [f"a.b: same path as a/b, /{place} (use --map)"]
 
 
 @given(

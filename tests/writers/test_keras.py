@@ -28,11 +28,11 @@ KERAS, MODEL, WEIGHTS = ".keras", ".h5", ".weights.h5"
 REFUSED = {
     ("custom", KERAS, MODEL): "layer 'mine' (Scale) is not one of Keras's own",
     ("custom", MODEL, KERAS): "is not one of Keras's own",
-    ("subclassed", KERAS, MODEL): "its layers make themselves",
-    ("subclassed", MODEL, KERAS): "the layers are not known",
-    ("bfloat16", KERAS, MODEL): "Keras reads no bfloat16 out of an .h5",
+    ("subclassed", KERAS, MODEL): "the model's class creates its layers",
+    ("subclassed", MODEL, KERAS): "the layers are unknown",
+    ("bfloat16", KERAS, MODEL): "Keras reads no bfloat16 from an .h5",
     ("bfloat16", MODEL, KERAS): "bits16",
-    ("vocabulary", KERAS, MODEL): "an .h5 has no place for a file of the model",
+    ("vocabulary", KERAS, MODEL): "an .h5 can't hold a file of the model",
     ("int4", KERAS, MODEL): "was quantized",
     ("int4", MODEL, KERAS): "was quantized",
 }
@@ -249,7 +249,7 @@ def test_two_tensors_in_one_place_are_refused() -> None:
     paths = (("layers", "dense", "vars", "0"), ("layers/dense/vars/0",))
     content = Content(tuple(replace(one, path=path) for one, path in zip(made, paths, strict=True)))
     (found,) = refusals(content, "x.weights.h5")
-    assert "it would lie where 'layers.dense.vars.0' lies" in found
+    assert "same place as 'layers.dense.vars.0'" in found
 
 
 def test_ties_are_one_dataset(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.support.writing import tensor
 
 NAME = "layers/dense/vars/0"
 CONFIG = {"keras.config": b'{"class_name": "Sequential", "config": {}, "module": "keras"}'}
-LEADS_OUT = "its name leads out of where it is unpacked"
+LEADS_OUT = "its name is empty or points outside the directory where it is unpacked"
 
 
 def model(**native: bytes) -> Content:
@@ -47,14 +47,14 @@ def refusals_of_files(*names: str) -> list[str]:
         (["assets\\..\\x"], LEADS_OUT),
         (["assets/a\0b"], LEADS_OUT),
         ([""], LEADS_OUT),
-        (["assets/\ud800"], "no valid text"),
-        (["C:x"], "Keras has such files in assets/"),
-        (["assets"], "Keras has such files in assets/"),
-        (["config.json"], "Keras has such files in assets/"),
-        ([ENTRY], "Keras has such files in assets/"),
+        (["assets/\ud800"], "not valid text"),
+        (["C:x"], "Keras keeps such files in assets/"),
+        (["assets"], "Keras keeps such files in assets/"),
+        (["config.json"], "Keras keeps such files in assets/"),
+        ([ENTRY], "Keras keeps such files in assets/"),
         (["assets/" + "x" * 70_000], "70,007 bytes, and at most 65,535 fit"),
-        (["assets/Stra\u00dfe", "assets/STRASSE"], "take its name for 'assets/Stra\u00dfe'"),
-        (["assets/e\u0301", "assets/\u00e9"], "take its name for 'assets/e\u0301'"),
+        (["assets/Stra\u00dfe", "assets/STRASSE"], "don't distinguish its name from 'assets/Stra\u00dfe'"),
+        (["assets/e\u0301", "assets/\u00e9"], "don't distinguish its name from 'assets/e\u0301'"),
         (["assets/a", "assets/A/b"], "'assets/a' is a file and no directory"),
     ],
 )
@@ -98,14 +98,14 @@ def refusals_of_groups(groups: list[Any], name: str = "x.weights.h5") -> list[st
         ([["a", "."], {}], "'.' means the group itself"),
         ([["a/b"], {}], "'/' separates groups"),
         ([["a\0b"], {}], "a NUL ends a name"),
-        ([NAME.split("/"), {}], "a dataset lies there"),
-        ([[*NAME.split("/"), "below"], {}], "a dataset lies there"),
-        ([[ENTRY], {}], "a dataset lies there"),
-        ([["g"], {"": 1}], "it is empty, has a NUL, or is no valid text"),
-        ([["g"], {"a": "\0"}], "it is empty, has a NUL"),
-        ([["g"], {"a": ["b\0"]}], "it is empty, has a NUL"),
+        ([NAME.split("/"), {}], "a dataset has this path"),
+        ([[*NAME.split("/"), "below"], {}], "a dataset has this path"),
+        ([[ENTRY], {}], "a dataset has this path"),
+        ([["g"], {"": 1}], "it is empty, contains a NUL, or isn't valid text"),
+        ([["g"], {"a": "\0"}], "it is empty, contains a NUL"),
+        ([["g"], {"a": ["b\0"]}], "it is empty, contains a NUL"),
         ([["g"], {"a": 10**20 - 1}], "a number of more than 64 bits"),
-        ([["g"], {"a": [-1, 1 << 63]}], "either the lowest or the highest"),
+        ([["g"], {"a": [-1, 1 << 63]}], "both the lowest and the highest"),
         ([["g"], {"a": ["b" * 1000] * 100}], "100,001 bytes, and at most 64,512 fit"),
         ([["g"], {"a": [0.5] * 9000}], "72,001 bytes"),
         ([["g"], {str(at): 1 for at in range(5000)}], "5,000 attributes"),
@@ -126,6 +126,4 @@ def test_two_tensors_in_one_listed_place_are_refused() -> None:
     two = [tensor(name, np.zeros(2, np.float32)) for name in ("a", "b")]
     stored = {"groups": [[[], {"layer_names": ["d"]}]], "datasets": {"a": ["d", "k"], "b": ["d", "k"]}}
     content = Content(tuple(two), None, {}, {**CONFIG, "keras.stored": json.dumps(stored).encode()})
-    assert [*KerasH5Writer().refusals(content, WriteOptions(name="x.h5"))] == [
-        "b: it would lie where 'a' lies, in /d/k"
-    ]
+    assert [*KerasH5Writer().refusals(content, WriteOptions(name="x.h5"))] == ["b: same place as 'a', /d/k"]

@@ -207,14 +207,14 @@ def refused(*names: str, shape: tuple[int, ...] = (1,)) -> list[str]:
 
 
 def test_names_that_numpy_can_not_give_are_refused() -> None:
-    assert refused("a\0b") == ["a\0b: NumPy reads the name of an array up to a NUL (use --map)"]
-    assert refused("\ud800") == ["\ud800: its name is no valid text (use --map)"]
+    assert refused("a\0b") == ["a\0b: NumPy cuts the name of an array at a NUL (use --map)"]
+    assert refused("\ud800") == ["\ud800: its name is not valid text (use --map)"]
     assert refused("a" * 65_532) == [
         f"{'a' * 65_532}: a name of 65,536 bytes, and a zip has room for 65,535 (use --map)"
     ]
     assert refused("a" * 65_531) == []
-    assert refused("x", "x.npy") == ["x.npy: NumPy gives something else under this name (use --map)"]
-    assert refused(ENTRY) == [f"{ENTRY}: NumPy gives something else under this name (use --map)"]
+    assert refused("x", "x.npy") == ["x.npy: NumPy returns another entry for this name (use --map)"]
+    assert refused(ENTRY) == [f"{ENTRY}: NumPy returns another entry for this name (use --map)"]
 
 
 def test_more_axes_or_arrays_than_can_be_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,14 +295,14 @@ def refused(content: Content, shard_size: int | None = None) -> list[str]:
 
 def test_quantized_tensors_without_scales_are_refused() -> None:
     alone = Tensor(("q",), BY_NAME["qint8"], (2,), values=in_memory(bytes(2)))
-    told = ["q: qint8 means nothing without the scales that lie around it"]
+    told = ["q: qint8 is meaningless without its scales"]
     assert refused(Content((alone,))) == told
     assert refused(Content((alone,), {"q": alone}), 1000) == told
 
 
 def test_names_that_are_not_read_as_names_are_refused(tmp_path: Path) -> None:
     long = "a" * 65_537
-    told = [f"{long}: a name of 65,537 bytes, and at most 65,536 are read (use --map)"]
+    told = [f"{long}: a name of 65,537 bytes; at most 65,536 are read (use --map)"]
     one = byte_tensor(long, b"x")
     assert refused(Content((one,))) == refused(Content((one,), {long: one})) == told
     content = Content((byte_tensor(long[1:], b"x"),))

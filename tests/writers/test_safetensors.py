@@ -188,12 +188,12 @@ def test_ten_thousand_tensors(tmp_path: Path) -> None:
     [
         (
             made("__metadata__", "int8", (1,), b"1"),
-            "__metadata__: safetensors has its metadata under this name",
+            "__metadata__: safetensors stores its metadata under this name",
         ),
-        (made("a\ud800", "int8", (1,), b"1"), "its name is no valid text"),
+        (made("a\ud800", "int8", (1,), b"1"), "its name is not valid text"),
         (
             made("w", "float4_e2m1fn", (3,), b"12"),
-            "w: float4_e2m1fn [3] has 12 bits, and safetensors holds whole",
+            "w: float4_e2m1fn [3] has 12 bits; safetensors holds whole",
         ),
         (made("w", "float6_e2m3fn", (2, 3), b"12345"), "w: float6_e2m3fn [2, 3] has 36 bits"),
     ],
@@ -210,9 +210,7 @@ def test_a_header_is_as_long_as_the_library_allows(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(under_test, "MAX_HEADER", length)
     assert refused(tensors) == []
     monkeypatch.setattr(under_test, "MAX_HEADER", length - 1)
-    assert refused(tensors) == [
-        f"the header would have {length:,} bytes, and safetensors allows {length - 1:,}"
-    ]
+    assert refused(tensors) == [f"the header would have {length:,} bytes; safetensors allows {length - 1:,}"]
     assert refused(tensors, 10) == []
     assert MAX_HEADER == 100_000_000
 
@@ -421,7 +419,7 @@ def test_more_shards_than_files_can_be_open(tmp_path: Path) -> None:
 def test_too_many_shards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [made(f"w{n}", "int8", (1,), b"1") for n in range(12)]
     monkeypatch.setattr(sharded, "MAX_SHARDS", 11)
-    assert refused(tensors, 1) == ["there would be 12 shards, and at most 11 are read (--shard-size)"]
+    assert refused(tensors, 1) == ["there would be 12 shards; at most 11 are read (--shard-size)"]
     assert refused(tensors, 300) == []
 
 
@@ -432,9 +430,7 @@ def test_too_long_an_index_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(sharded, "MAX_INDEX", nbytes)
     assert refused(tensors, 4) == []
     monkeypatch.setattr(sharded, "MAX_INDEX", nbytes - 1)
-    assert refused(tensors, 4) == [
-        f"the index would have {nbytes:,} bytes, and at most {nbytes - 1:,} are read"
-    ]
+    assert refused(tensors, 4) == [f"the index would have {nbytes:,} bytes; at most {nbytes - 1:,} are read"]
 
 
 def test_the_set_that_a_source_was_is_not_told_of_another(files: Path, tmp_path: Path) -> None:

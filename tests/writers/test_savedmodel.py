@@ -130,7 +130,8 @@ def test_attributes_that_objects_need(tensorflow: Oracle) -> None:
     [
         (
             ["a", "a.b"],
-            "a: it is a tensor, and a.b lies in it: a variable of a SavedModel has no attributes (use --map)",
+            "a: it is a tensor that contains a.b, but a variable of a SavedModel has no attributes "
+            "(use --map)",
         ),
         (
             ["a.__class__.b"],
@@ -142,10 +143,10 @@ def test_attributes_that_objects_need(tensorflow: Oracle) -> None:
         ),
         (
             ["tensorflow_version.a"],
-            "tensorflow_version.a: what loads a SavedModel sets tensorflow_version itself (use --map)",
+            "tensorflow_version.a: loading a SavedModel sets tensorflow_version (use --map)",
         ),
         (["\0a"], "\0a: a name in a TensorFlow checkpoint can't begin with NUL (use --map)"),
-        (["a.\udfff"], "a.\udfff: its name is no valid text (use --map)"),
+        (["a.\udfff"], "a.\udfff: its name is not valid text (use --map)"),
     ],
 )
 def test_what_is_refused(names: list[str], expected: str) -> None:

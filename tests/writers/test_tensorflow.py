@@ -275,9 +275,9 @@ def test_a_graph_that_is_none_is_not_used(tmp_path: Path) -> None:
     ("name", "dtype", "expected"),
     [
         ("\0a", "float32", "\0a: a name in a TensorFlow checkpoint can't begin with NUL (use --map)"),
-        ("x.\ud800", "float32", "x.\ud800: its name is no valid text (use --map)"),
-        ("a" * 70_000, "float32", "its key would have 70,027 bytes, and may have 65,536 (use --map)"),
-        ("a", "float4_e2m1fn", "a: float4_e2m1fn takes 4 bits here, and 8 in TensorFlow"),
+        ("x.\ud800", "float32", "x.\ud800: its name is not valid text (use --map)"),
+        ("a" * 70_000, "float32", "its key would have 70,027 bytes; at most 65,536 are allowed (use --map)"),
+        ("a", "float4_e2m1fn", "a: float4_e2m1fn takes 4 bits here, but 8 in TensorFlow"),
     ],
 )
 def test_what_is_refused(name: str, dtype: str, expected: str) -> None:
@@ -290,7 +290,7 @@ def test_more_objects_than_a_graph_may_have_are_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr("ckpttool.formats.tensorflow.writer.MAX_NODES", 10)
     made = tuple(tensor(f"a.{at}", numbers(1)) for at in range(8))
     (found,) = TensorFlowWriter().refusals(Content(made), OPTIONS)
-    assert found == "its names describe 11 objects, and a graph of objects may have 10"
+    assert found == "its names describe 11 objects; an object graph may have 10"
     assert [*TensorFlowWriter().refusals(Content(made[1:]), OPTIONS)] == []
 
 

@@ -278,7 +278,7 @@ def test_names_that_several_entries_would_have_are_refused() -> None:
 def test_names_that_are_not_read_as_names_are_refused() -> None:
     long = "a" * 65_537
     assert [*TorchDcpWriter().refusals(Content((byte_tensor(long, b"x"),)), WriteOptions())] == [
-        f"{long}: a name of 65,537 bytes, and at most 65,536 are read (use --map)"
+        f"{long}: a name of 65,537 bytes; at most 65,536 are read (use --map)"
     ]
 
 

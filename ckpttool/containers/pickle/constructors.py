@@ -26,14 +26,14 @@ from ckpttool.containers.pickle import numpy_types
 from ckpttool.containers.pickle.pickle_nodes import (
     LISTS,
     Call,
+    DictSubclass,
     Global,
-    Mapped,
     Payload,
     Persistent,
     Trust,
     is_dunder,
     is_object,
-    stranger,
+    trust_of_unlisted,
     value_kind,
     words_in,
 )
@@ -98,7 +98,7 @@ def kind_of(node: object) -> str:
         return node.kind or OPAQUE
     if isinstance(node, Global):
         return value_kind(node.module, node.name) or OPAQUE
-    if isinstance(node, Mapped):
+    if isinstance(node, DictSubclass):
         return _KIND_OF_MAPPED[node.kind.name] if node.state is None else OPAQUE
     if isinstance(node, Payload):
         return "text" if node.kind in ("text", "8-bit") else "bytes"
@@ -123,7 +123,7 @@ def _is_storage(node: object) -> bool:
 
 def _is_pairs(node: object) -> bool:
     if isinstance(node, dict):
-        return not isinstance(node, Mapped) or node.state is None
+        return not isinstance(node, DictSubclass) or node.state is None
     return isinstance(node, list | tuple) and all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in node
     )
@@ -409,7 +409,7 @@ def _judge_unlisted_call(call: Call, function: Global, rows: Sequence[Row]) -> T
     if is_object(function.module, function.name):
         return Trust.UNKNOWN
     if not rows:
-        meaning = stranger(function.module, function.name)
+        meaning = trust_of_unlisted(function.module, function.name)
         # `__new__` without arguments makes an empty object: code of the class runs, on no data of the pickle.
         is_empty = call.is_new and not call.args and not call.kwargs
         return meaning if meaning is not Trust.KNOWN else Trust.UNKNOWN if is_empty else Trust.DANGEROUS
@@ -432,7 +432,7 @@ def _rebuilds_otherwise(call: Call, rows: Sequence[Row]) -> bool:
     return not isinstance(function, Global) or not (
         function.module == "torch._utils"
         or is_object(function.module, function.name)
-        or stranger(function.module, function.name) is Trust.UNKNOWN
+        or trust_of_unlisted(function.module, function.name) is Trust.UNKNOWN
     )
 
 
@@ -476,12 +476,12 @@ def _is_plain_key(key: object) -> bool:
     return kind_of(key) not in (OPAQUE, "tagged") and key != "__setstate__" and not isinstance(key, Payload)
 
 
-def judge_state(call: Call | Mapped, state: object) -> Trust:
+def judge_state(call: Call | DictSubclass, state: object) -> Trust:
     """Judge the state that BUILD sets on the result of a call, and set the kind that it has afterwards.
 
     An object of an unknown class remains unknown; dangerous are attributes such as ``__class__``.
     """
-    if isinstance(call, Mapped):
+    if isinstance(call, DictSubclass):
         return Trust.PLAIN if has_plain_attributes(state) else Trust.DANGEROUS
     kind = call.kind
     if kind == OPAQUE:

@@ -35,7 +35,7 @@ class Interpreter(PickleMachine):
                 at = self.at
                 if at > self._stop_at:
                     if not self.leave_frame():
-                        self.note_misuse("an opcode reaches over the end of its frame")
+                        self.note_misuse("an opcode crosses the end of its frame")
                     if at > self._refill_at:
                         self._refill()
                         at = self.at
@@ -46,19 +46,19 @@ class Interpreter(PickleMachine):
         except IndexError as error:
             if self.at >= len(self.data):
                 raise self.truncation() from error
-            raise self.damage("an opcode takes more from the stack than lies there") from error
+            raise self.damage("stack underflow") from error
         except struct.error as error:
             raise self.truncation() from error
         finally:
             self.budget.opcodes = most - count
-        raise self.excess("more pickle opcodes than bytes of this size hold")
+        raise self.excess("more pickle opcodes than its size allows")
 
     def _finish(self) -> Pickle:
         self.charge(0)
         if self.frame_is_cut:
-            raise self.damage("a frame of more bytes than there are")
+            raise self.damage("a frame that extends past the end")
         if not self.is_between_frames:
-            self.note_misuse("a frame ends elsewhere than its pickle")
+            self.note_misuse("a frame doesn't end with its pickle")
         self.pickle.root = self.stack.pop()
         if self.pushed_functions:
             self._note_stored()
@@ -95,7 +95,7 @@ class Interpreter(PickleMachine):
         # joblib reads an array from the file, from which the unpickler has read the whole frame by then: the
         # array's bytes begin after the frame, and its pickler ends the frame before it writes them.
         if not self.is_between_frames:
-            self.note_misuse("an array of joblib lies in a frame")
+            self.note_misuse("a joblib array is inside a frame")
         self.leave_frame()
         self.pickle.arrays += 1
         # An array of objects is another pickle, which shares the budget; its names and calls are added to

@@ -32,13 +32,13 @@ from ckpttool.containers.pickle.numpy_types import KINDS, fields_of, number_of_p
 from ckpttool.containers.pickle.pickle_nodes import (
     ENTRY,
     Call,
+    DictSubclass,
     Global,
-    Mapped,
     Payload,
     Persistent,
     Pickle,
     Trust,
-    modern,
+    python3_name,
     value_kind,
 )
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded, Truncated
@@ -64,7 +64,7 @@ _FIRST_WINDOW = 1 << 10
 _WINDOW, _LINE = 1 << 20, 1 << 14
 """Bytes read at once; fewer for a line, as a file in a store that isn't a pickle may begin like one."""
 _LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
-_COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, Mapped: 2 * ENTRY}
+_COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, DictSubclass: 2 * ENTRY}
 _MOST_MISUSE = 100
 _MAX_COLLISIONS = 1000
 _MAX_KEY_PARTS = 1000
@@ -128,7 +128,7 @@ class PickleStream:
         self.data = self.source.read(self._base, length, self.where) if length > 0 else b""
         at_end = self._base + len(self.data) >= self.end
         self._refill_at = self.end if at_end else len(self.data) - _LONGEST_FIXED
-        self._watch()
+        self._set_stop()
         if self._base - self._start - self._streamed > MAX_STREAM:
             raise self.excess(f"a pickle of more than {MAX_STREAM:,} bytes")
 
@@ -138,7 +138,7 @@ class PickleStream:
         """Begin a frame of ``nbytes`` at the position; return whether the last one has ended."""
         is_next = self.is_between_frames
         self._frame_end = self.position + nbytes
-        self._watch()
+        self._set_stop()
         return is_next
 
     def leave_frame(self) -> bool:
@@ -147,7 +147,7 @@ class PickleStream:
         if end is None or self.position < end:
             return True
         self._frame_end = None
-        self._watch()
+        self._set_stop()
         return self.position == end
 
     @property
@@ -155,7 +155,7 @@ class PickleStream:
         """Return whether no frame has begun, or the last one ends here."""
         return self._frame_end is None or self._frame_end == self.position
 
-    def _watch(self) -> None:
+    def _set_stop(self) -> None:
         """Set ``_stop_at`` to the end of the frame, or to where the window has to be refilled."""
         frame_end = self.end if self._frame_end is None else self._frame_end
         self._stop_at = min(self._refill_at, frame_end - self._base - 1)
@@ -227,9 +227,7 @@ class PickleStream:
         return DamagedCheckpoint(self.source.path, found, where=self._place(), code="pickle-damaged")
 
     def truncation(self) -> Truncated:
-        return Truncated(
-            self.source.path, "truncated: the pickle goes on behind the end", where=self._place()
-        )
+        return Truncated(self.source.path, "truncated: the pickle ends early", where=self._place())
 
     def excess(self, found: str) -> LimitExceeded:
         return LimitExceeded(self.source.path, found, where=self._place())
@@ -240,18 +238,18 @@ class PickleBudget:
 
     Attributes:
         opcodes: Number of opcodes left.
-        made: Estimated bytes of memory taken by the objects made so far.
-        most: Limit on ``made``.
+        memory_used: Estimated size of the objects made so far, in bytes.
+        memory_limit: Limit on ``memory_used``, in bytes.
     """
 
-    __slots__ = ("made", "most", "opcodes")
+    __slots__ = ("memory_limit", "memory_used", "opcodes")
 
     def __init__(self, source: Readable, nbytes: int) -> None:
         """Allow for ``nbytes`` of a source, or for its stored bytes if it is compressed and has fewer."""
         stored = nbytes if source.stored >= source.size else min(nbytes, source.stored)
-        opcodes, made = (floor + each * stored for floor, each in zip(_FLOOR, _FOR_A_BYTE, strict=True))
-        self.opcodes, self.most = min(opcodes, MAX_OPCODES), min(made, MAX_MADE)
-        self.made = 0
+        opcodes, memory = (floor + each * stored for floor, each in zip(_FLOOR, _FOR_A_BYTE, strict=True))
+        self.opcodes, self.memory_limit = min(opcodes, MAX_OPCODES), min(memory, MAX_MADE)
+        self.memory_used = 0
 
 
 class PickleMachine(PickleStream, ABC):
@@ -296,17 +294,17 @@ class PickleMachine(PickleStream, ABC):
     def push(self, node: object) -> None:
         """Push a node, and charge its memory."""
         budget = self.budget
-        budget.made += _COSTS.get(type(node), ENTRY)
-        if budget.made > budget.most:
+        budget.memory_used += _COSTS.get(type(node), ENTRY)
+        if budget.memory_used > budget.memory_limit:
             self.charge(0)  # raises
         self.stack.append(node)
 
     def charge(self, nbytes: int) -> None:
         """Charge bytes of memory to the budget."""
         budget = self.budget
-        budget.made += nbytes
-        if budget.made > budget.most:
-            raise self.excess(f"more than {budget.most:,} bytes of memory for what a pickle makes")
+        budget.memory_used += nbytes
+        if budget.memory_used > budget.memory_limit:
+            raise self.excess(f"the pickle's objects take more than {budget.memory_limit:,} bytes of memory")
 
     def push_text(self, text: str | bytes) -> None:
         """Push a string or byte string, and charge its memory."""
@@ -323,9 +321,9 @@ class PickleMachine(PickleStream, ABC):
         # CPython's memo in C is an array: LONG_BINPUT with index 0x7fffffff alone makes it allocate 16 GiB.
         # Here the memo is a dictionary, but a pickle with such an index is refused all the same.
         if index > MAX_OPCODES:
-            raise self.excess(f"entry {index:,} of a pickle's memo")
+            raise self.excess(f"memo index {index:,} is too large")
         self.memo[index] = self.stack[-1]
-        self.budget.made += ENTRY  # compared with the limit by the next push, or by ``_finish``
+        self.budget.memory_used += ENTRY  # compared with the limit by the next push, or by ``_finish``
 
     def recall(self, index: int) -> None:
         """Push an entry of the memo."""
@@ -340,7 +338,7 @@ class PickleMachine(PickleStream, ABC):
     def pop_to_mark(self) -> list[Any]:
         """Return the nodes pushed since the last mark, and remove the mark."""
         if not self.marks:
-            raise self.damage("an opcode needs a mark, and there is none")
+            raise self.damage("an opcode needs a mark, but none is set")
         items, self.stack = self.stack, self.marks.pop()
         return items
 
@@ -361,7 +359,7 @@ class PickleMachine(PickleStream, ABC):
         if key != first:
             others += 1
             if others > _MAX_COLLISIONS:
-                raise self.excess(f"more than {_MAX_COLLISIONS:,} keys with one hash")
+                raise self.excess(f"more than {_MAX_COLLISIONS:,} keys with the same hash")
         self._hashes[digest] = (first, others)
         return key
 
@@ -408,12 +406,12 @@ class PickleMachine(PickleStream, ABC):
                 target[key if type(key) is str else self.hashable(key)] = value
         elif isinstance(target, Call):
             if not takes_pairs(target, pairs):
-                self.note_misuse(f"values are set by key on what {_maker(target.function)} makes")
+                self.note_misuse(f"items are set on the object made by {_maker(target.function)}")
             target.pairs.extend(pairs)
         elif isinstance(target, list):
             for key, value in pairs:
                 if not isinstance(key, int):
-                    raise self.damage(f"a list's item {_kind(key)}")
+                    raise self.damage(f"a list index that is {_kind(key)}")
                 target[key] = value
         elif pairs:
             self._refuse_items(target, "set on")
@@ -423,21 +421,21 @@ class PickleMachine(PickleStream, ABC):
             target.extend(items)
         elif isinstance(target, Call):
             if not takes_items(target):
-                self.note_misuse(f"items are given to what {_maker(target.function)} makes")
+                self.note_misuse(f"items are appended to the object made by {_maker(target.function)}")
             target.items.extend(items)
             most = target.args[1] if target.kind == "deque" and len(target.args) > 1 else None
             if isinstance(most, int) and len(target.items) > most:
-                self.note_misuse(f"more than {most:,} items are appended to a deque of so many")
+                self.note_misuse(f"more than {most:,} items are appended to a deque of that maximum length")
         elif isinstance(target, set):
             self.charge(ENTRY * len(items))
             target.update(map(self.hashable, items))
-        elif items or isinstance(target, Mapped):
+        elif items or isinstance(target, DictSubclass):
             self._refuse_items(target, "appended to")
 
     # Names and calls ------------------------------------------------------------------------------
 
     def import_name(self, module: str, name: str) -> None:
-        self.push(self._name(*modern(module, name)))
+        self.push(self._name(*python3_name(module, name)))
 
     def _name(self, module: str, name: str) -> Global:
         """Return the node of a name that is about to be pushed."""
@@ -455,7 +453,7 @@ class PickleMachine(PickleStream, ABC):
         # The call is judged here and not in the finished object: a pickle can pop the result from the stack.
         if not isinstance(args, tuple):
             self.note_computed(args, "arguments")
-            raise self.damage(f"a call with {_kind(args)} in place of arguments")
+            raise self.damage(f"a call with {_kind(args)} instead of arguments")
         self.pushed_functions -= id(function) in self.functions
         if not isinstance(function, Global):
             self.note_misuse(f"{_kind(function)} is called")
@@ -501,7 +499,7 @@ class PickleMachine(PickleStream, ABC):
 
     def set_state(self, target: object, state: Any) -> None:
         """Set the state of a node for BUILD, and judge it; an object takes one state only."""
-        if not isinstance(target, Call | Mapped):
+        if not isinstance(target, Call | DictSubclass):
             self.note_misuse(f"a state is set on {_kind(target)}")
             return
         if target.state is not None:
@@ -513,9 +511,9 @@ class PickleMachine(PickleStream, ABC):
         if isinstance(target, Call) and target.kind in KINDS:
             self.charge(ENTRY * number_of_parts(state))
         meaning = judge_state(target, state)
-        made = target.kind if isinstance(target, Mapped) else target.function
+        made = target.kind if isinstance(target, DictSubclass) else target.function
         if meaning is Trust.DANGEROUS:
-            self.note_misuse(f"what {_maker(made)} makes is given a state that it should not have")
+            self.note_misuse(f"an unexpected state is set on the object made by {_maker(made)}")
         elif meaning is Trust.UNKNOWN and isinstance(made, Global):
             self.pickle.unknown.setdefault(made, "fills")
         elif isinstance(target, Call) and target.kind == "ndarray" and isinstance(state[4], list):
@@ -550,8 +548,8 @@ class PickleMachine(PickleStream, ABC):
         if kind == "bytes":
             return self._latin1_bytes(args[0]) if args else b""
         if kind == "default-dict":
-            return Mapped(function, factory=args[0] if args else None)
-        made: dict[Any, Any] = {} if kind == "dict" else Mapped(function)
+            return DictSubclass(function, factory=args[0] if args else None)
+        made: dict[Any, Any] = {} if kind == "dict" else DictSubclass(function)
         for source in args:
             for key, value in source.items() if isinstance(source, dict) else source:
                 made[self.hashable(key)] = value
@@ -575,13 +573,13 @@ class PickleMachine(PickleStream, ABC):
         try:
             return text.encode("latin-1")
         except UnicodeEncodeError:
-            raise self.damage("bytes spelled with other characters than those of Latin-1") from None
+            raise self.damage("bytes written with characters outside Latin-1") from None
 
     # Errors ---------------------------------------------------------------------------------------
 
     def _refuse_items(self, target: object, what: str) -> None:
         """Note that items are added to a node that may take them; raise if it never could."""
-        if not isinstance(target, Global | Persistent | Mapped):
+        if not isinstance(target, Global | Persistent | DictSubclass):
             raise self.damage(f"items are {what} {_kind(target)}")
         self.note_misuse(f"items are {what} {_kind(target)}")
 

@@ -97,7 +97,7 @@ def integer(vm: PickleMachine, line: bytes, base: int = 10) -> int:
     try:
         return int(line, base)
     except ValueError:
-        raise vm.damage(f"{line[:40]!r} is no integer") from None
+        raise vm.damage(f"{line[:40]!r} is not an integer") from None
 
 
 @_opcode(0x46)  # F
@@ -106,7 +106,7 @@ def _float(vm: PickleMachine) -> None:
     try:
         vm.stack.append(float(line[:1000]))
     except ValueError:
-        raise vm.damage(f"{line[:40]!r} is no number") from None
+        raise vm.damage(f"{line[:40]!r} is not a number") from None
 
 
 def _little_endian(code: int, layout: struct.Struct) -> None:
@@ -186,7 +186,7 @@ def _unescape(match: re.Match[str]) -> str:
 def _quoted_line(vm: PickleMachine) -> None:
     line = vm.line().strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
-        raise vm.damage(f"{line[:40]!r} is no quoted string")
+        raise vm.damage(f"{line[:40]!r} is not a quoted string")
     vm.push_text(_ESCAPE.sub(_unescape, line[1:-1].decode("latin-1")))
 
 
@@ -196,7 +196,7 @@ def _unicode_line(vm: PickleMachine) -> None:
     try:
         vm.push_text(line.decode("raw-unicode-escape"))
     except UnicodeDecodeError:
-        raise vm.damage(f"{line[:40]!r} is no text") from None
+        raise vm.damage(f"{line[:40]!r} is not text") from None
 
 
 # Containers ---------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def _long_binput(vm: PickleMachine) -> None:
         vm.remember(index)
     else:  # ``remember`` inlined
         vm.memo[index] = vm.stack[-1]
-        vm.budget.made += ENTRY
+        vm.budget.memory_used += ENTRY
 
 
 @_opcode(0x70)  # p
@@ -390,7 +390,7 @@ def _stack_global(vm: PickleMachine) -> None:
     if not isinstance(name, str) or not isinstance(module, str):
         for part in (module, name):
             vm.note_computed(part, "module and name to import")
-        raise vm.damage("a name to import that is no text")
+        raise vm.damage("a name to import that is not text")
     vm.import_name(module, name)
 
 
@@ -481,10 +481,10 @@ TABLE[0x97] = _refusal("an out-of-band buffer, which no checkpoint holds")
 def _readonly_buffer(vm: PickleMachine) -> None:
     """Leave bytes as they are, as CPython does; raise for any other node."""
     if not isinstance(vm.stack[-1], bytes | Payload):
-        raise vm.damage("a view of what is no bytes")
+        raise vm.damage("a read-only view of a non-bytes object")
 
 
 OPERATIONS: list[Operation] = [
-    operation or _refusal(f"0x{code:02x} is no pickle opcode") for code, operation in enumerate(TABLE)
+    operation or _refusal(f"0x{code:02x} is not a pickle opcode") for code, operation in enumerate(TABLE)
 ]
 """Operation of each byte; those of bytes that are no opcode raise."""

@@ -37,17 +37,17 @@ def is_pickle(source: Readable, start: int, end: int) -> bool:
     # The length of a safetensors header may look like a protocol and an opcode, too.
     if begins_with_protocol(head) and head[4:9] != b"\0\0\0\0{":
         return True
-    return bool(head) and TABLE[head[0]] is not None and _runs(source, start, end)
+    return bool(head) and TABLE[head[0]] is not None and _calls_something(source, start, end)
 
 
-def _runs(source: Readable, start: int, end: int) -> bool:
+def _calls_something(source: Readable, start: int, end: int) -> bool:
     """Return whether bytes without a protocol are pickles of containers or objects, or call something."""
     # An unpickler carries out one opcode after the other: by the time that bytes turn out to be no pickle,
     # they may have called something. But nearly any text begins with an opcode, and one that breaks off may
     # have imported a name by chance; so only names that are known to be dangerous make it a pickle.
     from ckpttool.containers.pickle.interpreter import Interpreter
     from ckpttool.containers.pickle.machine import PickleBudget
-    from ckpttool.containers.pickle.pickle_safety import judge
+    from ckpttool.containers.pickle.pickle_safety import findings_of_pickle
 
     budget = PickleBudget(source, end - start)
     while start < end:
@@ -55,7 +55,7 @@ def _runs(source: Readable, start: int, end: int) -> bool:
         try:
             pickle = interpreter.run()
         except CheckpointError:
-            findings = judge(interpreter.pickle) if interpreter.pickle.calls else ()
+            findings = findings_of_pickle(interpreter.pickle) if interpreter.pickle.calls else ()
             return any(finding.code in _RUNNING for finding in findings)
         if pickle.calls:
             return True

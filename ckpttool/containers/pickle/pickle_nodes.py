@@ -73,7 +73,7 @@ class Call:
         return isinstance(function, Global) and function.module == module and function.name == name
 
 
-class Mapped(dict[Any, Any]):
+class DictSubclass(dict[Any, Any]):
     """A dictionary of another class.
 
     Attributes:
@@ -96,18 +96,18 @@ class Opaque:
     """Placeholder for an object that can't be converted.
 
     Attributes:
-        what: The object and the reason, as a sentence without its period.
+        reason: The object and why it can't be converted, as a sentence without its period.
         content: The part of it that can be converted and replaces it, its tensors; None if there is none.
     """
 
-    what: str
+    reason: str
     content: object = None
 
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
 """Types of plain values, which have no parts."""
 MAPPINGS = frozenset(Global("collections", name) for name in ("OrderedDict", "defaultdict", "Counter"))
-"""Classes that a ``Mapped`` may have."""
+"""Classes that a ``DictSubclass`` may have."""
 NOTHING = Global("types", "NoneType")
 """``Call(NOTHING, ())`` is the tree of a file that contains just None; a tree of None means no tree."""
 REQUIRES_GRAD = Global("torch.Tensor", "requires_grad_")
@@ -121,7 +121,7 @@ MASKED = Global("numpy.ma.core", "_mareconstruct")
 tree than in a pickle."""
 
 
-def is_gone(node: object) -> bool:
+def is_removed(node: object) -> bool:
     """Return whether a node can't be converted and has no replacement."""
     return isinstance(node, Opaque) and node.content is None
 
@@ -208,7 +208,7 @@ def children(node: object) -> Sequence[object] | None:
         return None
     if isinstance(node, list | tuple):
         return node
-    if isinstance(node, Mapped):
+    if isinstance(node, DictSubclass):
         return [*node, *node.values(), node.state, node.factory]
     if isinstance(node, dict):
         return [*node, *node.values()]
@@ -234,10 +234,14 @@ def rebuild(node: Any, parts: Sequence[Any]) -> Any:
     if isinstance(node, dict):
         count = len(node)
         pairs = zip(parts[:count], parts[count : 2 * count], strict=True)
-        return Mapped(node.kind, pairs, *parts[2 * count :]) if isinstance(node, Mapped) else dict(pairs)
+        return (
+            DictSubclass(node.kind, pairs, *parts[2 * count :])
+            if isinstance(node, DictSubclass)
+            else dict(pairs)
+        )
     if isinstance(node, Persistent):
         return Persistent(parts[0])
-    return Opaque(node.what, parts[0]) if isinstance(node, Opaque) else type(node)(parts)
+    return Opaque(node.reason, parts[0]) if isinstance(node, Opaque) else type(node)(parts)
 
 
 def nodes(root: object, visited: set[int] | None = None) -> Iterator[object]:
@@ -296,7 +300,7 @@ _PYTHON_2_GLOBALS: dict[Name, Name] = {
 }
 
 
-def modern(module: str, name: str) -> Name:
+def python3_name(module: str, name: str) -> Name:
     """Return the module and name in Python 3; protocols up to 2 have the names of Python 2."""
     renamed = _PYTHON_2_GLOBALS.get((module, name))
     return renamed or (_PYTHON_2_MODULES.get(module, module), name)
@@ -307,8 +311,8 @@ def trust(module: str, name: str) -> Trust:
 
     The trust in a call depends on its arguments: see ``constructors.evaluate``.
     """
-    module, name = modern(module, name)
-    return Trust.PLAIN if value_kind(module, name) is not None else stranger(module, name)
+    module, name = python3_name(module, name)
+    return Trust.PLAIN if value_kind(module, name) is not None else trust_of_unlisted(module, name)
 
 
 @lru_cache(1 << 12)
@@ -323,7 +327,7 @@ def is_object(module: str, name: str) -> bool:
 
 
 @lru_cache(1 << 12)
-def stranger(module: str, name: str) -> Trust:
+def trust_of_unlisted(module: str, name: str) -> Trust:
     """Return the trust in a global that is neither a value nor a constructor."""
     if is_object(module, name):
         return Trust.KNOWN

@@ -23,8 +23,8 @@ from ckpttool.containers.pickle.pickle_nodes import (
     Pickle,
     Trust,
     is_object,
-    modern,
-    stranger,
+    python3_name,
+    trust_of_unlisted,
     value_kind,
 )
 from ckpttool.core.errors import DamagedCheckpoint, LimitExceeded
@@ -80,7 +80,7 @@ def read_pickles(
     while not pickles or at < end:
         try:
             if len(pickles) == MAX_PICKLES:
-                found = f"more than {MAX_PICKLES:,} pickles one behind the other"
+                found = f"more than {MAX_PICKLES:,} consecutive pickles"
                 raise LimitExceeded(source.path, found, where=where)
             pickle = run(Interpreter(source, at, end, where, budget, has_arrays=has_arrays))
         except DamagedCheckpoint as failure:
@@ -89,7 +89,7 @@ def read_pickles(
                 failure.safety = tuple(safety)
                 raise
             break
-        safety |= dict.fromkeys(judge(pickle, where))
+        safety |= dict.fromkeys(findings_of_pickle(pickle, where))
         pickles.append(pickle)
         at = pickle.end
     return PickleSequence(tuple(pickles), tuple(safety), end - at)
@@ -100,7 +100,7 @@ def pickle_findings(source: Readable, offset: int, end: int, where: str) -> tupl
     try:
         return read_pickles(source, offset, end, where).safety
     except DamagedCheckpoint as failure:
-        return (*failure.safety, not_scanned(where, f"a pickle that breaks off: {failure.reason}"))
+        return (*failure.safety, not_scanned(where, f"a damaged pickle: {failure.reason}"))
 
 
 def read_joblib(source: Readable) -> PickleSequence:
@@ -126,7 +126,7 @@ def _safety_without_arrays(source: Readable, begin: int) -> tuple[Finding, ...]:
     interpreter = Interpreter(source, begin, source.size)
     with suppress(DamagedCheckpoint):
         interpreter.run()
-    return judge(interpreter.pickle)
+    return findings_of_pickle(interpreter.pickle)
 
 
 def run(interpreter: Interpreter) -> Pickle:
@@ -139,11 +139,11 @@ def run(interpreter: Interpreter) -> Pickle:
         behind = _names_after_break(interpreter) if pickle.names or pickle.protocol else ()
         dangerous = (name for name in behind if _import_trust(name) is Trust.DANGEROUS)
         found = (_dangerous_import(name, where) for name in islice(dangerous, _MAX_NAMES))
-        failure.safety = tuple(dict.fromkeys((*judge(pickle, where), *found)))
+        failure.safety = tuple(dict.fromkeys((*findings_of_pickle(pickle, where), *found)))
         raise
 
 
-def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
+def findings_of_pickle(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
     """Return the findings of a pickle: errors for dangerous names and calls, warnings for unknown code."""
     findings: dict[Finding, None] = {}
     misfits: dict[Finding, None] = {}
@@ -153,7 +153,7 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
         if meaning is Trust.DANGEROUS:
             findings[_dangerous_import(name, where)] = None
         elif name in called:
-            how = "" if meaning is Trust.KNOWN else " with arguments that it should not have"
+            how = "" if meaning is Trust.KNOWN else " with unexpected arguments"
             findings[error("unsafe-call", f"loading it would call {name}{how}", where)] = None
         elif pickle.unknown.get(name) in ("calls", "creates") and is_constructor(name):
             message = f"loading it calls {name} with arguments that are not known to be harmless"
@@ -163,7 +163,7 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
             message = f"loading it {verb} {name}: {_CODE[verb]}"
             findings[warning("unknown-class", message, where)] = None
     if not all(map(_is_storage, pickle.stored.values())):
-        found = error("unsafe-call", "loading it would load bytes that hold no mere storage", where)
+        found = error("unsafe-call", "loading it would load bytes that are not a plain storage", where)
         findings[found] = None
     for position, sentence in pickle.misuse:
         place = f"byte {position:,}" if where is None else f"{where}, byte {position:,}"
@@ -176,9 +176,9 @@ def judge(pickle: Pickle, where: str | None = None) -> tuple[Finding, ...]:
 _CODE = {
     "creates": "code of the class runs",
     "calls": "its code runs",
-    "fills": "what it is filled with is not known to be plain",
-    "compares": "where these are keys, it may take very long to compare them",
-    "nests": "so many of these, if one holds the other, end the process",
+    "fills": "its content is not known to be plain",
+    "compares": "comparing them as keys may take very long",
+    "nests": "nesting this many crashes the process",
     "stores": "it is a function or class, whose code may run",
     "imports": "code of its module runs",
 }
@@ -203,7 +203,7 @@ def _import_trust(name: Global) -> Trust:
     is_listed = (
         is_constructor(name) or value_kind(name.module, name.name) or is_object(name.module, name.name)
     )
-    return Trust.PLAIN if is_listed else stranger(name.module, name.name)
+    return Trust.PLAIN if is_listed else trust_of_unlisted(name.module, name.name)
 
 
 # Storages within pickles --------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _is_storage(content: object) -> bool:
     try:
         for _ in range(_PICKLES_OF_A_STORAGE):
             pickle = Interpreter(inner, at, end, budget=budget).run()
-            if pickle.stored or judge(pickle):
+            if pickle.stored or findings_of_pickle(pickle):
                 return False
             roots.append(pickle.root)
             at = pickle.end
@@ -250,7 +250,7 @@ def _names_after_break(interpreter: Interpreter) -> Iterable[Global]:
     nbytes = min(interpreter.end - at, _SEARCHED_BYTES)
     data = interpreter.source.read(at, nbytes) if nbytes > 0 else b""
     found = chain(_names_in_lines(data), _names_on_the_stack(data))
-    return dict.fromkeys(Global(*modern(*name)) for name in found)
+    return dict.fromkeys(Global(*python3_name(*name)) for name in found)
 
 
 def _names_in_lines(data: bytes) -> Iterator[tuple[str, str]]:

@@ -28,12 +28,12 @@ from ckpttool.containers.pickle.pickle_nodes import (
     QUANTIZED,
     REQUIRES_GRAD,
     Call,
+    DictSubclass,
     Global,
-    Mapped,
     Opaque,
     Trust,
     children,
-    is_gone,
+    is_removed,
     trust,
 )
 from ckpttool.core.errors import Unsupported
@@ -196,7 +196,7 @@ def _shared_nodes(tree: object) -> set[int]:
         if not is_entry:
             entered.discard(id(node))
         elif id(node) in entered:
-            raise ValueError("a tree that holds itself can't be pickled")
+            raise ValueError("a tree that contains itself can't be pickled")
         elif id(node) in seen:
             shared.add(id(node))
             # An ``Opaque`` is written as its content, which therefore occurs again, too.
@@ -281,7 +281,7 @@ class _Pickler:
 
     def _global(self, name: Global) -> list[Any]:
         if trust(name.module, name.name) is not Trust.PLAIN or "\n" in name.module + name.name:
-            raise ValueError(f"{name} is not known to be harmless, and is not written into a pickle")
+            raise ValueError(f"{name} is not known to be harmless, so it can't be pickled")
         return [Import(name.module, name.name)]
 
     def _import(self, name: Import) -> list[Any]:
@@ -317,10 +317,10 @@ class _Pickler:
     def _dict(self, items: dict[Any, Any]) -> list[Any]:
         return [EMPTY_DICT, *self._put(items), *_set_all(items.items())]
 
-    def _mapping(self, items: Mapped) -> list[Any]:
+    def _mapping(self, items: DictSubclass) -> list[Any]:
         name = items.kind.name
         if items.kind not in MAPPINGS:
-            raise ValueError(f"{items.kind} is no dictionary that can be written into a pickle")
+            raise ValueError(f"{items.kind} is not a dictionary type that can be pickled")
         pairs = _set_all(items.items())
         # A Counter is made from its pairs, and put into the memo afterwards; the others are made empty, put
         # into the memo, and filled.
@@ -341,7 +341,7 @@ class _Pickler:
         if call.function == NOTHING and not call.args:
             return [NONE]
         if not isinstance(call.function, Global) or not is_plain(call):
-            raise ValueError(f"a call of {call.function} that is not known to be harmless is no data")
+            raise ValueError(f"a call of {call.function} that is not known to be harmless can't be pickled")
         function = Import(call.function.module, call.function.name)
         made = [function, call.args, NEWOBJ if call.is_new else REDUCE, *self._put(call)]
         return [*made, *_append_all(call.items), *_set_all(call.pairs), *_build(call.state)]
@@ -362,7 +362,7 @@ _OPCODES: dict[type, Callable[[_Pickler, Any], list[Any]]] = {
     set: _Pickler._set,
     frozenset: _Pickler._set,
     dict: _Pickler._dict,
-    Mapped: _Pickler._mapping,
+    DictSubclass: _Pickler._mapping,
     Global: _Pickler._global,
     Call: _Pickler._call,
     Tensor: _Pickler._tensor,
@@ -371,7 +371,7 @@ _OPCODES: dict[type, Callable[[_Pickler, Any], list[Any]]] = {
 
 
 def _or_none(node: object) -> object:
-    return NONE if is_gone(node) else node
+    return NONE if is_removed(node) else node
 
 
 def _append_all(items: Iterable[Any]) -> list[Any]:
@@ -381,12 +381,12 @@ def _append_all(items: Iterable[Any]) -> list[Any]:
 
 def _set_all(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
     """Return the opcodes that set pairs, without those whose key or value can't be converted."""
-    present = [part for pair in pairs if not any(map(is_gone, pair)) for part in pair]
+    present = [part for pair in pairs if not any(map(is_removed, pair)) for part in pair]
     return [MARK, *present, SETITEMS] if present else []
 
 
 def _build(state: object) -> list[Any]:
-    return [] if state is None or is_gone(state) else [state, BUILD]
+    return [] if state is None or is_removed(state) else [state, BUILD]
 
 
 def sorted_items(items: set[Any] | frozenset[Any]) -> list[Any]:
@@ -483,9 +483,9 @@ def _subclass(args: tuple[Any, ...], storage_of: Callable[[Tensor], str]) -> lis
         rewritten = call_opcodes(inner, storage_of)
         call = [inner.function, inner.args, REDUCE] if rewritten is None else rewritten
     else:
-        raise ValueError("a tensor of a subclass that is made of no tensor")
+        raise ValueError("a tensor subclass that is not made from a tensor")
     if call[-1] != REDUCE:
-        raise ValueError("a tensor of a subclass that is made of no call")
+        raise ValueError("a tensor subclass that is not made by a call")
     function, *arguments = call[:-1]
     outer = Import(FROM_TYPE.module, FROM_TYPE.name)
     return [outer, MARK, function, kind, *arguments, state, TUPLE, REDUCE]

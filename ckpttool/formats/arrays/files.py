@@ -101,9 +101,7 @@ class _Arrays:
             self.descriptions[name] = _describe_array(header, crc32)
             return header.data + nbytes
         if dtype.is_opaque:
-            message = (
-                f"elements of an unknown type of {dtype.itemsize} bytes; bfloat16 and float8 are saved so"
-            )
+            message = f"elements of an unknown type of {dtype.itemsize} bytes, as of bfloat16 and float8"
             self.findings.append(note("opaque-type", message, where or name))
         storage = Extent(self.path, header.data, nbytes) if extent else None
         parts = _tensor_parts(name, header, dtype, order, source, nbytes, storage)
@@ -125,12 +123,12 @@ class _Arrays:
                 break
         self.safety += arrays.safety
         if offset >= end:
-            return warning("trailing-bytes", f"{end - start:,} bytes behind the array, another array", where)
+            return warning("trailing-bytes", f"{end - start:,} bytes after the array: another array", where)
         try:
             self.safety += read_pickles(source, offset, end, where).safety
         except DamagedCheckpoint as failure:
             self.safety += failure.safety
-        message = f"{end - start:,} bytes behind the array, which nothing declares"
+        message = f"{end - start:,} undeclared bytes after the array"
         return error("trailing-bytes", message, where)
 
     def _add_objects(
@@ -146,9 +144,7 @@ class _Arrays:
         if len(judgement.pickles) == 1 and _begins_array(source, end_of_pickle, end):
             return end_of_pickle
         if judgement.trailing or len(judgement.pickles) > 1:
-            self.findings.append(
-                error("pickle-trailing", "something lies behind the pickle's STOP", where or name)
-            )
+            self.findings.append(error("pickle-trailing", "data after the pickle's STOP", where or name))
         return end
 
 

@@ -67,14 +67,14 @@ def _name_refusals(name: str, names: set[str]) -> Iterator[str]:
     try:
         length = len(name.encode()) + len(_SUFFIX)
     except UnicodeEncodeError:
-        yield f"{name}: its name is no valid text (use --map)"
+        yield f"{name}: its name is not valid text (use --map)"
         return
     if length > MAX_NAME:
         yield f"{name}: a name of {length:,} bytes, and a zip has room for {MAX_NAME:,} (use --map)"
     if "\0" in name:
-        yield f"{name}: NumPy reads the name of an array up to a NUL (use --map)"
+        yield f"{name}: NumPy cuts the name of an array at a NUL (use --map)"
     if name == ENTRY or (name.endswith(_SUFFIX) and name.removesuffix(_SUFFIX) in names):
-        yield f"{name}: NumPy gives something else under this name (use --map)"
+        yield f"{name}: NumPy returns another entry for this name (use --map)"
 
 
 def _npy_header(tensor: Tensor) -> bytes:

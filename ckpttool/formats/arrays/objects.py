@@ -89,7 +89,7 @@ def _decode(payload: Payload, nbytes: int, step: int) -> Iterator[bytes]:
         try:
             data = decoder.decode(source.read(start, length), start + length == end).encode("latin-1")
         except UnicodeError as error:
-            found = f"array bytes that are no 8-bit text: {error}"
+            found = f"array bytes that are not 8-bit text: {error}"
             raise DamagedCheckpoint(source.path, found, where=f"byte {start:,}") from error
         done += len(data)
         yield data
@@ -127,7 +127,7 @@ def numpy_leaf(
             return _array_leaf(path, dtype, *_layout(*layout), data, make, sums)
         return None
     except (IndexError, TypeError, ValueError, struct.error) as error:
-        message = f"arguments that make no array: {error}"
+        message = f"invalid arguments of an array: {error}"
         raise DamagedCheckpoint(path, message, where=str(function), code="tensor-damaged") from error
 
 
@@ -136,7 +136,7 @@ def _layout(shape: Any, order: object, axes: Any = None) -> tuple[tuple[int, ...
     # Order "C" is the array's own. "F" stores the axes in reverse. "K" (of ``_frombuffer`` in later releases
     # of NumPy) keeps the order in memory, and has the axes as a further argument.
     if not isinstance(shape, tuple) or len(shape) > _MAX_AXES:
-        raise ValueError("no shape")
+        raise ValueError("not a shape")
     if any(type(length) is not int or length < 0 for length in shape):
         raise ValueError(f"shape {describe(shape)}")
     in_order = tuple(range(len(shape)))
@@ -145,7 +145,7 @@ def _layout(shape: Any, order: object, axes: Any = None) -> tuple[tuple[int, ...
     if order != "K" or axes is None:
         return shape, in_order
     if not isinstance(axes, tuple) or not all(type(axis) is int for axis in axes):
-        raise ValueError("no axes")
+        raise ValueError("not axes")
     if tuple(sorted(axes)) != in_order:
         raise ValueError(f"axes {axes}")
     return shape, axes
@@ -245,7 +245,7 @@ def _content(data: object) -> bytes | Payload:
     if isinstance(data, Payload) and data.kind != "text":
         return data
     if not isinstance(data, bytes):
-        raise TypeError("no bytes")
+        raise TypeError("not bytes")
     return data
 
 

@@ -16,14 +16,14 @@ from ckpttool.containers.pickle.pickle_nodes import (
     ATOMS,
     FROM_TYPE,
     Call,
+    DictSubclass,
     Global,
-    Mapped,
     Opaque,
     Payload,
     Persistent,
     Trust,
     children,
-    is_gone,
+    is_removed,
     rebuild,
     trust,
 )
@@ -124,8 +124,8 @@ class TreeBuilder:
 
     def _new_key(self, key: Any) -> Any:
         """Return a key if it is hashable; otherwise an ``Opaque``."""
-        if isinstance(key, Opaque) and is_gone(key):
-            return self.opaque(f"a key that is {key.what}", str(describe(key.what)))
+        if isinstance(key, Opaque) and is_removed(key):
+            return self.opaque(f"a key that is {key.reason}", str(describe(key.reason)))
         try:
             hash(key)
         except TypeError:
@@ -282,7 +282,7 @@ _EXPAND: dict[type, Callable[[TreeBuilder, Any], object]] = {
     set: TreeBuilder._set,
     frozenset: TreeBuilder._set,
     dict: TreeBuilder._dict,
-    Mapped: TreeBuilder._dict,
+    DictSubclass: TreeBuilder._dict,
     Payload: TreeBuilder._payload,
     Global: TreeBuilder._global,
     Persistent: TreeBuilder._persistent,
@@ -563,11 +563,11 @@ def shard_findings(tensors: Sequence[Tensor]) -> Iterator[Finding]:
     for tensor in tensors:
         if tensor.shard is not None and tensor.shard.is_partial:
             placements = ", ".join(tensor.shard.placements)
-            message = f"{placements}: terms of a sum that was never made, not its values"
+            message = f"{placements}: terms of a sum that was never computed, not its values"
             yield error("dtensor-partial", message, tensor.name)
     cut = [tensor.shard for tensor in tensors if tensor.shard is not None and not tensor.shard.is_whole]
     if cut:
         rank = "a process" if cut[0].rank is None else f"rank {cut[0].rank:,}"
         world = f" of {cut[0].world:,}" if cut[0].world else ""
-        message = f"what {rank}{world} kept of {len(cut):,} tensors; the others have the rest"
+        message = f"only the slices of {rank}{world} in {len(cut):,} tensors; other ranks have the rest"
         yield note("rank-alone", message)

@@ -104,7 +104,7 @@ def _find_fault(path: str, name: str, shape: tuple[int, ...], boxes: Sequence[Bo
     # If no two boxes overlap, they fill the tensor exactly if their sizes add up to its size.
     outside = next((box for box in boxes if not box.is_inside(shape)), None)
     if outside is not None:
-        return error("chunks-wrong", f"a chunk {outside} lies outside shape {list(shape)}", name)
+        return error("chunks-wrong", f"a chunk {outside} is outside shape {list(shape)}", name)
     overlap = find_overlap(path, name, boxes)
     if overlap is not None:
         return error("chunks-wrong", f"chunks {overlap[0]} and {overlap[1]} overlap", name)
@@ -131,7 +131,7 @@ def find_overlap(path: str, name: str, boxes: Sequence[Box]) -> tuple[Box, Box] 
         active = [other for other in active if other.ends[axis] > box.offsets[axis]]
         compared += len(active)
         if compared > _MAX_COMPARED:
-            raise LimitExceeded(path, f"{len(filled):,} chunks that can't be compared", where=name)
+            raise LimitExceeded(path, f"{len(filled):,} chunks are too many to compare", where=name)
         for other in active:
             if all(
                 a < d and c < b

@@ -3,7 +3,7 @@
 A tree consists of plain Python containers and values, of ``Tensor`` objects, and of the inert nodes of
 ``ckpttool.containers.pickle.pickle_nodes``:
 
-- ``Mapped``: an ``OrderedDict``, ``defaultdict`` or ``Counter``.
+- ``DictSubclass``: an ``OrderedDict``, ``defaultdict`` or ``Counter``.
 - ``Global``: a name, such as ``torch.float32``.
 - ``Call``: an object of a class that is known to be harmless data, as the call that would make it:
   ``torch.Size``, a NumPy scalar. Tensors among its arguments are ``Tensor`` objects. Three functions have
@@ -33,12 +33,12 @@ from ckpttool.containers.pickle.pickle_nodes import (
     ATOMS,
     NOTHING,
     Call,
+    DictSubclass,
     Global,
-    Mapped,
     Opaque,
     Persistent,
     children,
-    is_gone,
+    is_removed,
     rebuild,
 )
 from ckpttool.core.dtypes import DType
@@ -95,9 +95,9 @@ def without_opaque(tree: object) -> object:
         if isinstance(node, Opaque):
             return _DROPPED if node.content is None else NodeParts([node.content], lambda done: done[0])
         if isinstance(node, dict):
-            pairs = [pair for pair in node.items() if not any(map(is_gone, pair))]
-            if isinstance(node, Mapped):
-                node = Mapped(node.kind, pairs, node.state, node.factory)
+            pairs = [pair for pair in node.items() if not any(map(is_removed, pair))]
+            if isinstance(node, DictSubclass):
+                node = DictSubclass(node.kind, pairs, node.state, node.factory)
             else:
                 node = dict(pairs)
         parts = children(node)
@@ -212,7 +212,7 @@ def _keyed_parts(node: object) -> Iterator[tuple[str | int | None, object]]:
     if isinstance(node, dict):
         yield from ((None, key) for key in node if type(key) not in ATOMS)
         yield from ((_path_part(key), part) for key, part in node.items())
-        if isinstance(node, Mapped):
+        if isinstance(node, DictSubclass):
             yield from (("<state>", node.state), ("<factory>", node.factory))
     elif isinstance(node, list | tuple | set | frozenset):
         yield from enumerate(node)
@@ -245,7 +245,7 @@ def opaque_nodes(tree: object) -> Iterator[tuple[str, str]]:
     """Yield the path of each ``Opaque`` node, and its description."""
     for path, node in walk(tree):
         if isinstance(node, Opaque):
-            yield ".".join(map(str, path)) if path else "the whole", node.what
+            yield ".".join(map(str, path)) if path else "the whole", node.reason
 
 
 def trees_equal(tree: object, other: object) -> bool:
@@ -297,7 +297,7 @@ def _outline(node: object) -> object:
     """Return the properties of a node that are not among its parts."""
     if isinstance(node, Call):
         return node.is_new, len(node.items)
-    return node.kind if isinstance(node, Mapped) else None
+    return node.kind if isinstance(node, DictSubclass) else None
 
 
 class NodeParts(NamedTuple):
@@ -314,7 +314,7 @@ def node_parts(node: object) -> NodeParts | None:
 
 
 def _refuse_cycle(node: object) -> object:
-    raise ValueError("a tree that holds itself")
+    raise ValueError("a tree that contains itself")
 
 
 def fold(
@@ -363,7 +363,9 @@ def fold(
                 continue
             visits += 1 + len(made.parts)
             if len(stack) > MAX_OPEN or visits > MAX_FOLDED:
-                raise LimitExceeded(where, f"objects nested over {MAX_OPEN:,} deep, or over {MAX_FOLDED:,}")
+                raise LimitExceeded(
+                    where, f"objects nested more than {MAX_OPEN:,} deep, or more than {MAX_FOLDED:,}"
+                )
             entered.add(address)
             stack.append((node, iter(made.parts), made.make, []))
             break
@@ -598,7 +600,7 @@ class _Flattening(Generic[T]):
         self._known.add(id(node))
         self._entered.add(id(node))
         if isinstance(node, dict) and len(path) <= _MAX_STATE_DEPTH:
-            versions = node.state if isinstance(node, Mapped) else None
+            versions = node.state if isinstance(node, DictSubclass) else None
             if isinstance(versions, dict) and isinstance(versions.get("_metadata"), dict):
                 self._flat.modules.add(path)  # the result of ``Module.state_dict``
             elif isinstance(node.get("param_groups"), list) and isinstance(node.get("state"), dict):
@@ -607,7 +609,7 @@ class _Flattening(Generic[T]):
 
     def _children(self, node: object) -> Iterator[tuple[Any, Any]] | None:
         """Return the keys and parts of a container, or None for any other node."""
-        if isinstance(node, Mapped) and (state := _mapping_attributes(node.state)):
+        if isinstance(node, DictSubclass) and (state := _mapping_attributes(node.state)):
             return iter(_add_under_free_keys(list(node.items()), [("<state>", state)]))
         if isinstance(node, dict):
             return iter(list(node.items()))
@@ -632,8 +634,8 @@ class _Flattening(Generic[T]):
 
     def _plain_form(self, container: _OpenContainer) -> object:
         """Return the plain form of a container whose children have all been visited."""
-        # Children that hold tensors only have left it. A list of which some have gone becomes a dictionary,
-        # so that the rest keep their indices; a container of which all have gone is removed itself.
+        # Children that hold only tensors were removed from it. A list that lost some becomes a dictionary, so
+        # that the rest keep their indices; a container that lost all is removed itself.
         node, twin = container.node, container.twin
         remaining = {key: form for key, form in twin.items() if form is not _NOTHING}
         if len(remaining) < len(twin) and not remaining:

@@ -23,8 +23,8 @@ from ckpttool.containers.pickle.pickle_nodes import (
     NOTHING,
     REQUIRES_GRAD,
     Call,
+    DictSubclass,
     Global,
-    Mapped,
     Opaque,
     Trust,
     children,
@@ -138,8 +138,8 @@ def _base64(data: bytes | bytearray) -> str:
 
 
 def _encode_float(number: float) -> object:
-    # JSON has neither infinities nor NaN. A NaN has many bit patterns, of which all but the usual one are
-    # written as they are, in hexadecimal, so that the tree is the same bit by bit.
+    # JSON has neither infinities nor NaN. A NaN has many bit patterns, and all but the usual one are
+    # written in hexadecimal, so that the tree is the same bit by bit.
     if math.isfinite(number):
         return number
     packed = struct.pack(">d", number)
@@ -157,7 +157,7 @@ def _pairs(done: list[Any], count: int) -> list[list[object]]:
     return [[key, value] for key, value in zip(done[:count], done[count : 2 * count], strict=True)]
 
 
-def _encode_mapping(node: Mapped) -> NodeParts:
+def _encode_mapping(node: DictSubclass) -> NodeParts:
     count, fields = len(node), {"state": node.state, "factory": node.factory}
     fields = {name: part for name, part in fields.items() if part is not None}
 
@@ -170,7 +170,7 @@ def _encode_mapping(node: Mapped) -> NodeParts:
 
 def _encode_call(node: Call) -> NodeParts:
     if not isinstance(node.function, Global):
-        raise ValueError("a call of what is no name")
+        raise ValueError("a call of something that is not a name")
     if node.kwargs:
         raise ValueError(f"named arguments of {node.function}")
     pairs = [list(pair) for pair in node.pairs]
@@ -184,8 +184,8 @@ def _encode_call(node: Call) -> NodeParts:
 
 def _encode_opaque(node: Opaque) -> object:
     if node.content is None:
-        return {"$opaque": _encode_text(node.what)}
-    return NodeParts([node.content], lambda done: {"$opaque": _encode_text(node.what), "content": done[0]})
+        return {"$opaque": _encode_text(node.reason)}
+    return NodeParts([node.content], lambda done: {"$opaque": _encode_text(node.reason), "content": done[0]})
 
 
 _ENCODE: dict[type, Callable[[Any], object]] = {
@@ -205,7 +205,7 @@ _ENCODE: dict[type, Callable[[Any], object]] = {
     dict: _encode_dict,
     LogicalTensor: _encode_dict,  # only in metadata
     DuplicateKeyObject: _encode_dict,  # its reader reports the repeated key
-    Mapped: _encode_mapping,
+    DictSubclass: _encode_mapping,
     Global: lambda node: {"$global": [node.module, node.name]},
     Call: _encode_call,
     Opaque: _encode_opaque,
@@ -225,7 +225,7 @@ def decode_tree(form: object, shared: object, tensors: Callable[[str], Tensor]) 
         tensors: Returns the tensor of a name; raises KeyError if there is none.
 
     Raises:
-        ValueError: It is malformed, or names what isn't known to be harmless.
+        ValueError: It is malformed, or has a name that isn't known to be harmless.
         LimitExceeded: A key is too large, or too many keys have the same hash.
     """
     decoding = _Decoding(tensors)
@@ -251,25 +251,25 @@ class _Decoding:
         if not isinstance(form, dict):
             return form
         if hasattr(form, "key"):
-            raise ValueError(f"the key {form.key!r} twice")
+            raise ValueError(f"duplicate key {form.key!r}")
         kind = next((key for key in form if key.startswith("$")), None)
         if kind is None:
             return NodeParts(list(form.values()), lambda done: dict(zip(form, done, strict=True)))
         decode = _DECODE.get(kind)
         if decode is None or next(iter(form)) != kind:
-            raise ValueError(f"{kind!r} is none of the known forms")
+            raise ValueError(f"unknown form {kind!r}")
         return decode(self, form[kind], form)
 
     def _same(self, index: Any, form: dict[str, Any]) -> object:
         if type(index) is not int or not 0 <= index < len(self.shared):
-            raise ValueError("a reference to a shared part that does not come before it")
+            raise ValueError("a reference to a shared part that doesn't precede it")
         return self.shared[index]
 
     def _tensor(self, name: Any, form: dict[str, Any]) -> object:
         try:
             return self._tensors(_require_type(str, name))
         except KeyError as missing:
-            raise ValueError(f"the tensor {name!r}, which is not there") from missing
+            raise ValueError(f"unknown tensor {name!r}") from missing
 
     def _sequence(self, items: Any, form: dict[str, Any]) -> NodeParts:
         kind = _NAMED[next(iter(form))]
@@ -283,15 +283,15 @@ class _Decoding:
     def _make_dict(self, done: list[Any]) -> dict[Any, Any]:
         made = {self._hashable(key): value for key, value in zip(done[::2], done[1::2], strict=True)}
         if len(made) * 2 != len(done):
-            raise ValueError("a key twice")
+            raise ValueError("a duplicate key")
         return made
 
     def _mapping(self, name: Any, form: dict[str, Any]) -> NodeParts:
         kind = Global(*_name_parts(name))
         if kind not in MAPPINGS:
-            raise ValueError(f"{kind}, which is no known dictionary")
+            raise ValueError(f"unknown dictionary type {kind}")
         parts = [*_flat(form.get("pairs", [])), form.get("state"), form.get("factory")]
-        return NodeParts(parts, lambda done: Mapped(kind, self._make_dict(done[:-2]), *done[-2:]))
+        return NodeParts(parts, lambda done: DictSubclass(kind, self._make_dict(done[:-2]), *done[-2:]))
 
     def _global(self, name: Any, form: dict[str, Any]) -> Global:
         plain = Global(*_name_parts(name))
@@ -313,12 +313,12 @@ class _Decoding:
         def make(done: list[Any]) -> Call:
             args, items, state, *flat = done
             if function in _TREE_CALLS and (len(args) != 1 or not isinstance(args[0], Tensor)):
-                raise ValueError(f"{function} of what is no tensor")
+                raise ValueError(f"{function} of a non-tensor")
             made = zip(flat[::2], flat[1::2], strict=True)
             call = Call(function, tuple(args), None, state, items, made, is_new=form.get("new") is True)
             # The pickler writes some calls of a tree in another form than the tree has (tensors, arrays,
-            # storages), so that only their attributes are judged here; all others must be plain data as they
-            # stand, as in a pickle.
+            # storages), so that only their attributes are judged here; all others must be plain data
+            # without changes, as in a pickle.
             is_written_otherwise = function in _TREE_CALLS or is_rewritten(call)
             if not (has_plain_attributes(state) if is_written_otherwise else is_plain(call)):
                 raise ValueError(f"a call of {function} that is not known to be harmless")
@@ -378,7 +378,7 @@ _DECODE: dict[str, Callable[[_Decoding, Any, dict[str, Any]], object]] = {
 
 def _require_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
-        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
+        raise ValueError(f"a {type(value).__name__} instead of a {kind.__name__}")
     return value
 
 
@@ -390,7 +390,7 @@ def _name_parts(name: Any) -> tuple[str, str]:
 
 def _pair(pair: Any) -> list[Any]:
     if len(_require_type(list, pair)) != 2:
-        raise ValueError("a pair that is none")
+        raise ValueError("an invalid pair")
     return list(pair)
 
 
@@ -402,7 +402,7 @@ def _bytes(text: Any) -> bytes:
     try:
         return base64.b64decode(_require_type(str, text), validate=True)
     except binascii.Error as failure:
-        raise ValueError(f"no base64: {failure}") from failure
+        raise ValueError(f"invalid base64: {failure}") from failure
 
 
 def _to_float(value: Any) -> float:
@@ -410,14 +410,14 @@ def _to_float(value: Any) -> float:
     if text in ("nan", "inf", "-inf"):
         return float(text)
     if not _FLOAT.fullmatch(text):
-        raise ValueError(f"{text[:20]!r} is no float")
+        raise ValueError(f"{text[:20]!r} is not a float")
     number: float = struct.unpack(">d", bytes.fromhex(text))[0]
     return number
 
 
 def _to_int(value: Any) -> int:
     if not _INTEGER.fullmatch(_require_type(str, value)):
-        raise ValueError(f"{value[:20]!r} is no integer in hexadecimal digits")
+        raise ValueError(f"{value[:20]!r} is not a hexadecimal integer")
     return int(value, 16)
 
 

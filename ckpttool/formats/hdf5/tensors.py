@@ -227,7 +227,7 @@ def open_h5(
     _judge_links(opened)
     opened.findings += tree.faults
     if tree.faults:
-        message = "a part of it was not read; what links there lead to is not known"
+        message = "part of it was not read; links there may point anywhere"
         opened.safety.append(not_scanned(tree.faults[0].where, message))
     _judge_extents(opened)
     return opened
@@ -245,7 +245,7 @@ def _describe(opened: OpenedHdf5, dataset: Dataset) -> None:
         description["members"] = list(dataset.kind.members)
     opened.described[dataset.name] = description
     if dataset.kind.family == "other" and dataset.shape is not None:
-        message = f"elements of type {dataset.kind.what} are described and not read"
+        message = f"elements of type {dataset.kind.what} are described, but not read"
         opened.findings.append(note("hdf5-type", message, dataset.name))
 
 
@@ -294,12 +294,12 @@ def _is_readable(opened: OpenedHdf5, dataset: Dataset) -> bool:
 def _matches_storage(opened: OpenedHdf5, dataset: Dataset) -> bool:
     """Return whether the stored bytes of a dataset suffice for its shape; if not, add a finding."""
     # A tiny file can declare a huge shape: of a chunked dataset only chunks that were written are stored, and
-    # others are filled in when they are read. Compression explains a factor of ``_INFLATION``; all that is
-    # beyond it counts against ``_UNSTORED``, so that many small datasets can't do what a large one can't.
+    # others are filled in when they are read. Compression explains a factor of ``_INFLATION``; bytes
+    # beyond it count against ``_UNSTORED``, which limits all datasets of a file together.
     name, nbytes, stored = dataset.name, dataset.nbytes, dataset.stored
     is_allocated = dataset.layout != "contiguous" or dataset.offset is not None
     if dataset.layout != "chunked" and is_allocated and stored != nbytes and not dataset.kind.is_variable:
-        message = f"{stored:,} bytes are stored, and its shape needs {nbytes:,}"
+        message = f"{stored:,} bytes are stored, but its shape needs {nbytes:,}"
         opened.findings.append(error("hdf5-size", message, name))
         return False
     if not nbytes or (nbytes <= _INFLATION * stored and is_allocated):
@@ -349,12 +349,12 @@ def _judge_extents(opened: OpenedHdf5) -> None:
     )
     for (_, end, name), (offset, _, other) in itertools.pairwise(extents):
         if offset < end:
-            message = f"its bytes are also those of {name!r}"
+            message = f"its bytes overlap those of {name!r}"
             opened.findings.append(error("hdf5-overlap", message, other))
     size = opened.location.size
     stated = _stated_size(opened.source, opened.base, size)
     if stated is not None and size > stated:
-        message = f"bytes behind the end that the file states: {size - stated:,}"
+        message = f"bytes after the stated end of the file: {size - stated:,}"
         opened.findings.append(warning("trailing-bytes", message))
 
 

@@ -29,7 +29,7 @@ class Hdf5Writer(Writer):
         for name, path in paths.items():  # readers join groups by dots, which must give different names, too
             other = taken.setdefault(".".join(path), name)
             if other != name:
-                yield f"{name}: as /{'/'.join(path)} it is not told apart from {other} (use --map)"
+                yield f"{name}: same path as {other}, /{'/'.join(path)} (use --map)"
         yield from path_refusals(paths, content.tensors)
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
@@ -68,9 +68,9 @@ def path_refusals(paths: Mapping[str, Parts], tensors: Iterable[Tensor]) -> Iter
         yield from (f"{name}: {why} (use --map)" for why in name_refusals(path))
         inner = next((path[:at] for at in range(1, len(path)) if path[:at] in datasets), None)
         if inner is not None:
-            yield f"{name}: it would lie in /{'/'.join(inner)}, which is a tensor and no group (use --map)"
+            yield f"{name}: it would be inside /{'/'.join(inner)}, which is a tensor, not a group (use --map)"
         if path[:1] == (ENTRY,):
-            yield f"{name}: this name is that of the entry for what is no tensor (use --map)"
+            yield f"{name}: this name is reserved for non-tensor content (use --map)"
         if len(tensor.shape) > MAX_AXES:
             yield f"{name}: {len(tensor.shape)} axes, and HDF5 has at most {MAX_AXES}"
 
@@ -92,7 +92,7 @@ def name_refusals(path: Parts) -> Iterator[str]:
             try:
                 length = len(part.encode("utf-8"))
             except UnicodeEncodeError:
-                yield "its name is no valid text"
+                yield "its name is not valid text"
                 continue
             if length > MAX_NAME:
                 yield f"a name of {length:,} bytes, and HDF5 has room for {MAX_NAME:,}"

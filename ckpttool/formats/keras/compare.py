@@ -99,7 +99,7 @@ def _layer_findings(layer: Layer, stored: Sequence[Shape], *, is_built: bool) ->
     if len(stored) != len(expected):
         code = "weight-missing" if len(stored) < len(expected) else "weight-extra"
         message = (
-            f"{counted(len(stored), 'weight')}, and its configuration ({layer.cls}) makes {len(expected)}"
+            f"{counted(len(stored), 'weight')}, but its configuration ({layer.cls}) makes {len(expected)}"
         )
         yield error(code, message, where)
         return
@@ -113,7 +113,7 @@ def _layer_findings(layer: Layer, stored: Sequence[Shape], *, is_built: bool) ->
         and all(any(_fits(shape, one) for shape in shapes) for one in possible)
     ):
         makes = f"its configuration ({layer.cls}) makes {_shown(expected)}"
-        yield error("weight-shape", f"weights of shapes {_shown(stored)}, and {makes}", where)
+        yield error("weight-shape", f"weights of shapes {_shown(stored)}, but {makes}", where)
 
 
 def _fits(shape: Shape, possible: Shape) -> bool:
@@ -133,7 +133,7 @@ def _shown(shapes: Sequence[Shape]) -> str:
 
 
 def _foreign_weights(name: str) -> Finding:
-    return error("weight-extra", "weights of what is no layer of the configuration", f"{name:.200}")
+    return error("weight-extra", "weights that belong to no layer in the configuration", f"{name:.200}")
 
 
 def compare_layer_names(configured: Mapping[Steps, str], groups: Groups) -> Iterator[Finding]:
@@ -141,7 +141,5 @@ def compare_layer_names(configured: Mapping[Steps, str], groups: Groups) -> Iter
     for group, name in configured.items():
         own = layer_name_in(groups, group)
         if own is not None and own != name:
-            message = (
-                f"its group says that it is layer {own!r:.100}, and the configuration says {name!r:.100}"
-            )
+            message = f"its group names layer {own!r:.100}, but the configuration names {name!r:.100}"
             yield warning("layer-name", message, "/" + "/".join(group))

@@ -188,7 +188,7 @@ def _findings_in(config: object, nbytes: int) -> Iterator[tuple[Place | None, Fi
                     tree = _tree_in_text(node, texts)
                     levels.append(_Level(place, _nested([(TEXT, tree)]), texts + 1, False))
                 except LimitExceeded as failure:
-                    yield place, not_scanned(None, f"a text in it was not looked into: {failure.reason}")
+                    yield place, not_scanned(None, f"a text in it was not checked: {failure.reason}")
 
 
 def _nested(children: Iterable[tuple[str | int, object]]) -> Iterator[tuple[str | int, object]]:
@@ -205,7 +205,7 @@ def _tree_in_text(text: str, texts: int) -> object:
     except DamagedCheckpoint:
         return None
     if texts >= _MAX_TEXTS and isinstance(tree, dict | list):
-        raise LimitExceeded("", f"texts in texts, over {_MAX_TEXTS} deep", expected="less")
+        raise LimitExceeded("", f"JSON texts nested more than {_MAX_TEXTS} deep", expected="less")
     return tree
 
 
@@ -246,11 +246,9 @@ def _judge_cost(node: Mapping[str, Any], nbytes: int) -> Iterator[Finding]:
         size = node.get(key)
         limit = max(_FREE_VALUES, nbytes) ** (1 / power)
         if isinstance(size, int | float) and size > limit:
-            yield warning("keras-work", f"its {key} makes room for more values than the file has bytes")
+            yield warning("keras-work", f"its {key} allocates more values than the file has bytes")
     if node.get("unroll"):
-        yield warning(
-            "keras-work", "its loop is unrolled when it is loaded, step by step, however long it is"
-        )
+        yield warning("keras-work", "its loop is unrolled on loading, however long it is")
     for key in PATTERNS & node.keys():
         patterns = node[key] if isinstance(node[key], dict | list) else [node[key]]
         if any(isinstance(one, str) and not _LITERAL.fullmatch(one) for one in patterns):
@@ -258,7 +256,7 @@ def _judge_cost(node: Mapping[str, Any], nbytes: int) -> Iterator[Finding]:
 
 
 # Names that a loader resolves -----------------------------------------------------------------------
-def _gadget(name: str, why: str = "which is no part of a model") -> Finding:
+def _gadget(name: str, why: str = "which is not part of a model") -> Finding:
     return error("keras-gadget", f"it names {name:.100}, {why}")
 
 
@@ -383,7 +381,7 @@ def _judge_call(name: str, config: Node) -> Iterator[Finding]:
         elif op not in known_ops():
             yield _unknown(f"the op {op}")
     elif not isinstance(called, str):
-        yield error("keras-gadget", f"{name} of no function")
+        yield error("keras-gadget", f"{name} without a function")
     elif called not in harmless or (name == "ClassMethod" and config.get("cls_symbol") != "RaggedTensor"):
         symbol = f"{config['cls_symbol']}.{called}" if "cls_symbol" in config else called
         yield error("keras-gadget", f"loading it would call tf.{symbol:.100}")
@@ -424,7 +422,7 @@ def judge_record(name: str, content: Readable, start: int, end: int, where: str)
         return tuple(read_pickles(content, start, end, where).safety)
     if name.startswith(ASSETS) and name.endswith(_VOCABULARY):
         return ()
-    message = "a record that Keras does not write; what would use it is not known"
+    message = "a record that Keras does not write; its purpose is unknown"
     return (not_scanned(where, message),)
 
 
@@ -475,11 +473,11 @@ def _unknown_parts(config: object) -> Iterator[str]:
 def _unknown_parts_of(node: Node) -> Iterator[str]:
     kind = node.get("class_name")
     if kind is None and len(_WRAPPER & node.keys()) == len(_WRAPPER) - 1:
-        yield f"an object with {', '.join(map(repr, list(node)[:6]))}, and no class_name"
+        yield f"an object with {', '.join(map(repr, list(node)[:6]))}, but no class_name"
     if not isinstance(kind, str):
         return
     for key in sorted(node.keys() - _OBJECT_KEYS - _KERAS_2_KEYS):
-        yield f"{kind} has {key!r:.100} beside its config, which Keras doesn't know"
+        yield f"{kind} has an unknown key {key!r:.100} next to its config"
     if "config" not in node:
         yield f"{kind} has no config"
     config, compiled = node.get("config"), node.get("compile_config")

@@ -189,7 +189,7 @@ def _keras_3_layer(node: Any) -> dict[str, Any]:
             for one in call
         )
         if not is_plain:
-            raise KerasRefusal(f"layer {_layer_name(node)!r} ({kind}) is called with more than its inputs")
+            raise KerasRefusal(f"layer {_layer_name(node)!r} ({kind}) is called with further arguments")
     if kind in _KERAS_3_MODELS:
         return {**as_keras_3(node), **wiring}
     return {"class_name": kind, "config": _keras_3_settings(kind, config), **wiring}
@@ -201,12 +201,12 @@ def _keras_3_settings(kind: str, config: Mapping[str, Any]) -> dict[str, Any]:
     layer = f"layer {config.get('name')!r} ({kind})"
     removed = LAYERS.get(kind, UNKNOWN).removed_settings
     if removed is None:
-        raise KerasRefusal(f"{layer} is none that Keras 3 is known to read as Keras 2 wrote it")
+        raise KerasRefusal(f"{layer} is not known to load in Keras 3 as Keras 2 wrote it")
     for key, value in config.items():
         is_other = removed.get(key, ANY) is not ANY and value != removed[key]
         if is_other or (key in _CHOICES and (not isinstance(value, str) or value not in _CHOICES[key])):
             raise KerasRefusal(
-                f"{layer} has {key}={value!r:.60}, which Keras 3 lacks or takes for something else"
+                f"{layer} has {key}={value!r:.60}, which Keras 3 lacks or interprets differently"
             )
         is_object = isinstance(value, Mapping) and key not in _INNER  # an initializer and the like
         if is_object and (value.get("registered_name") is not None or ">" in str(value.get("class_name"))):

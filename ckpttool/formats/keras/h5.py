@@ -100,8 +100,8 @@ def _kinds(metadata: Mapping[str, Any], model: KerasModel | None, tensors: tuple
 
 def _safety_of_next_config(probe: Probe) -> Iterator[Finding]:
     """Yield the safety findings of the ``config.json`` next to ``model.weights.h5``."""
-    # Keras loads a directory with both files as a model, so opening the weights alone must not hide what
-    # their configuration would run.
+    # Keras loads a directory with both files as a model, so opening the weights alone must not hide the
+    # code that the configuration would run.
     path = os.path.join(os.path.dirname(probe.path), _CONFIG)
     if probe.name != _WEIGHTS or not fs.lexists(path):
         return

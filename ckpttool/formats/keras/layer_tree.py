@@ -259,7 +259,7 @@ class Layer:
             names = [f"{word}_{at}" for at, word in enumerate(names)]
         trained = own - self.type.untrained if self.config.get("trainable", True) else 0
         if own and is_inner and self.cls != CONV_CELL and not self.type.has_known_weights:
-            raise KerasRefusal(f"which weights of {self.name!r} ({self.cls}) are trained is not known")
+            raise KerasRefusal(f"unknown which weights of {self.name!r} ({self.cls}) are trained")
         for at in range(own):
             yield Weight((*group, VARIABLES_GROUP, str(at)), (*name, names[at]), at < trained)
         is_twice = is_twice or self.is_mirrored
@@ -339,7 +339,7 @@ def _numbered(name: str, used: Counter[str]) -> str:
     return name if used[name] == 1 else f"{name}_{used[name] - 1}"
 
 
-# What layers are made of ----------------------------------------------------------------------------
+# Parts of layers -------------------------------------------------------------------------------------
 
 
 def _parts_of(layer: Layer) -> Iterator[Part]:

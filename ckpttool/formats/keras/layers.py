@@ -40,7 +40,7 @@ Rule = Callable[[Config, BuildShape], Iterator[Shape]]
 
 def _times(length: int | None, factor: int) -> int | None:
     if type(factor) is not int:
-        raise TypeError("no number")
+        raise TypeError("not a number")
     return None if length is None else length * factor
 
 
@@ -166,7 +166,7 @@ def _any_weight(config: Config, inputs: BuildShape) -> Iterator[Shape]:
     yield None
 
 
-# What is known of each class of layer -----------------------------------------------------------------
+# Table of the layer classes ---------------------------------------------------------------------------
 
 
 class Flow(Enum):

@@ -113,7 +113,7 @@ def tensors_with_names(
     if top is not None and opened.complete:
         for layer in names_in(groups.get(top, {}), "layer_names") or ():
             if (*top, *layer.split("/")) not in groups:  # Keras makes one even without weights
-                message = "a layer is listed, and its group is not there"
+                message = "a listed layer has no group"
                 opened.findings.append(error("weight-missing", message, f"layer {layer!r:.100}"))
         opened.findings += findings
     elif top is not None:
@@ -139,7 +139,7 @@ def name_tensors(
         tensor = stored.get(raw)
         if tensor is None or raw in taken:
             if tensor is None:
-                findings.append(error("weight-missing", "it is listed, and not there", "/" + "/".join(raw)))
+                findings.append(error("weight-missing", "listed, but missing", "/" + "/".join(raw)))
             continue
         taken.add(raw)
         name = raw if path in used else path
@@ -148,7 +148,7 @@ def name_tensors(
     rest = [path for path in stored if path not in taken]
     if top is not None:
         unlisted = (path for path in rest if path[: len(top)] == top and stored[path].shares_with is None)
-        message = "its layer does not list it, so that Keras would not read it"
+        message = "its layer does not list it, so Keras would not read it"
         findings += (error("weight-extra", message, "/" + "/".join(path)) for path in unlisted)
     rest.sort(key=lambda path: [natural(part) for part in path])
     names = _unambiguous({path: _path_by_layers(groups, path, layer_names) for path in rest}, used)

@@ -145,7 +145,9 @@ class KerasArchive(Opening):
         name = member.name
         parts = name.replace("\\", "/").split("/")
         if ".." in parts or parts[0] == "" or ":" in parts[0] or "\0" in name:
-            self.safety.append(error("member-path", "its name leads out of where it is unpacked", name))
+            self.safety.append(
+                error("member-path", "its name points outside the directory where it is unpacked", name)
+            )
         if (name in _EXPECTED and not name.endswith(_ARRAYS)) or name.endswith("/"):
             return
         try:
@@ -160,7 +162,7 @@ class KerasArchive(Opening):
     def _judge_arrays(self, member: Member) -> None:
         """Judge the pickles in NumPy arrays, which Keras loads if the file has no HDF5."""
         if member.method != STORED:
-            message = "arrays in a compressed record, which were not looked at"
+            message = "arrays in a compressed record, which were not checked"
             self.safety.append(not_scanned(member.name, message))
             return
         part = Part(self._probe.source, member.payload, member.size, member.name)
@@ -174,10 +176,10 @@ class KerasArchive(Opening):
         member = self._by_name.get(WEIGHTS)
         if member is None:
             if self.has(ARRAYS):
-                message = "weights in NumPy arrays, which are not read here"
+                message = "weights in NumPy arrays, which are not read"
                 self.findings.append(warning("weights-not-read", message, ARRAYS))
             else:
-                self.fault("part-missing", "there is no such record", WEIGHTS)
+                self.fault("part-missing", "no such record", WEIGHTS)
             return ()
         try:
             self.weights = self._open_weights(member)

@@ -83,10 +83,10 @@ LOOKED_UP_ENDS = ("_activation", "_constraint", "_initializer", "_regularizer")
 RUNNING = {
     "TorchModuleWrapper": "unpickles a PyTorch module",
     "TFSMLayer": "loads a SavedModel from a path",
-    "JaxLayer": "runs a function of its own",
-    "FlaxLayer": "runs a function of its own",
+    "JaxLayer": "runs a function from the config",
+    "FlaxLayer": "runs a function from the config",
 }
-"""Layers of Keras that run other code, with what they do."""
+"""Layers of Keras that run other code, with the effect of each."""
 
 RAGGED_MAKERS = frozenset(
     (

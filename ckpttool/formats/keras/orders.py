@@ -369,7 +369,7 @@ def _flattened(order: FeatureOrder, shape: Sequence[int | None] | None) -> Featu
         order: Order of the features before it.
         shape: Their shape without the batch, if it is known.
     """
-    # A vector stays itself. Both frameworks flatten a sequence alike, unless it was an image or may have been
+    # A vector is unchanged. Both frameworks flatten a sequence alike, unless it was an image or may have been
     # one (``series``). An image is reordered: by its shape if that is known in full, else by its channels.
     rank = order.rank if shape is None else len(shape)
     if order.kind in ("flat", "unknown"):

@@ -44,9 +44,9 @@ from ckpttool.formats.writer import Content
 Attributes = dict[str, Any]
 _OPTIMIZER_GROUP, _OPTIMIZER_LIST = "optimizer", "optimizer_weights"
 _HINT = "(--model FILE gives the names of another checkpoint, --map renames)"
-_KERAS_2 = "Keras 2 wrote it, and its variables have another order (Keras 3 loads and saves it, if it can)"
+_KERAS_2 = "Keras 2 wrote it, with its variables in another order (load and save it in Keras 3)"
 _KERAS_2_OPTIMIZER = (
-    "Keras 2 wrote it, and its optimizer's state has another order (--only weights leaves it out)"
+    "Keras 2 wrote it, with its optimizer's state in another order (--only weights leaves it out)"
 )
 _NOT_KERAS = "its name is not that of a Keras variable (layers/<name>/vars/<n>)"
 _MODEL_WEIGHTS = "model_weights"
@@ -94,7 +94,7 @@ class Places:
         taken: dict[Steps, str] = {}
         for name, path in self.paths.items():
             if path in taken:
-                self.problems.append(f"{name}: it would lie where {taken[path]!r} lies, in /{'/'.join(path)}")
+                self.problems.append(f"{name}: same place as {taken[path]!r}, /{'/'.join(path)}")
             taken[path] = name
 
     def note_faulty_group(self) -> None:
@@ -112,7 +112,7 @@ def _group_faults(path: Steps, attributes: Attributes, datasets: set[Steps]) -> 
     if path:
         yield from name_refusals(path)
     if any(path[:at] in datasets for at in range(1, len(path) + 1)):
-        yield "a dataset lies there"
+        yield "a dataset has this path"
     if len(attributes) > MAX_ATTRIBUTES:
         yield f"{len(attributes):,} attributes, and at most {MAX_ATTRIBUTES:,} are written"
     for name, value in attributes.items():
@@ -179,8 +179,8 @@ class _NumberedPlaces:
         model = model_of(self._native)
         if model is None or not model.is_model:
             self._places.problems.append(
-                "the layers are not known, only the order of their weights, "
-                f"and variables are numbered layer by layer {_HINT}"
+                "the layers are unknown (only the order of their weights is known), "
+                f"but variables are numbered layer by layer {_HINT}"
             )
             return
         top = top_of(self._stored.groups) or ()
@@ -237,13 +237,11 @@ class _NumberedPlaces:
             weights = [Weight((*group, VARIABLES_GROUP, str(at)), (), True) for at in range(len(listed))]
         if len(weights) != len(listed):
             raise KerasRefusal(
-                f"layer {layer.name!r} has {len(listed)} weights, and its config makes {len(weights)}"
+                f"layer {layer.name!r} has {len(listed)} weights, but its config makes {len(weights)}"
             )
         for weight, (path, name) in zip(weights, listed, strict=True):
             if layer.is_model and weight.name[0] not in path:
-                raise KerasRefusal(
-                    f"{name}: layer {layer.name!r} has its weights in an order that is not known"
-                )
+                raise KerasRefusal(f"{name}: layer {layer.name!r} has its weights in an unknown order")
             self._places.paths[name] = weight.path
             if len(path) > 1:
                 self._places.groups.setdefault(weight.path[:-1], {"name": path[-2]})
@@ -264,7 +262,7 @@ def _own_weight_count(group: Steps, layer: Layer) -> int:
     _require_own_layer(layer)
     shapes = layer.weight_shapes()
     if shapes is None:
-        raise KerasRefusal(f"how many weights layer {layer.name!r} ({layer.cls}) has is not known")
+        raise KerasRefusal(f"unknown number of weights of layer {layer.name!r} ({layer.cls})")
     return len(shapes)
 
 
@@ -279,7 +277,7 @@ def _require_own_layer(layer: Layer) -> None:
 
 
 def _unknown_parts(layer: Layer) -> str:
-    return f"layer {layer.name!r} ({layer.cls}) is made of layers in a way that is not known"
+    return f"layer {layer.name!r} ({layer.cls}) is composed of layers in an unknown way"
 
 
 # Listed weights, as .h5 has them --------------------------------------------------------------------
@@ -302,7 +300,7 @@ def listed_places(content: Content) -> Places:
         _ListedPlaces(places, content, Stored(stored.groups if stored else {}, paths)).run()
     if not places.problems:
         absent = [tensor.name for tensor in content.tensors if tensor.name not in places.paths]
-        places.problems += (f"{name}: .h5 has no place for it {_HINT}" for name in absent[:1])
+        places.problems += (f"{name}: an .h5 can't hold it {_HINT}" for name in absent[:1])
     places.note_faulty_group()
     return places
 
@@ -336,9 +334,11 @@ class _ListedPlaces:
     def run(self) -> None:
         model, problems = model_of(self._native), self._places.problems
         if model is None or not model.is_model:
-            what = "its layers make themselves" if model is not None else "the architecture is not known"
+            what = (
+                "the model's class creates its layers" if model is not None else "the architecture is unknown"
+            )
             problems.append(
-                f"an .h5 lists the weights of each layer in order, and {what} (.keras has no lists)"
+                f"an .h5 lists the weights of each layer in order, but {what} (.keras has no lists)"
             )
             return
         if is_keras2(self._native):
@@ -350,15 +350,13 @@ class _ListedPlaces:
             for layer in model.layers:
                 self._list_layer(layer, layer.weights((LAYERS_GROUP, layer.groups[0]), self._count))
         except KerasRefusal as failure:
-            problems.append(
-                f"{failure}: the order of its weights in an .h5 can't be told (.keras has no lists)"
-            )
+            problems.append(f"{failure}: the order of its weights in an .h5 is unknown (.keras has no lists)")
             return
         self._list((_MODEL_WEIGHTS, TOP_LEVEL), [], [])
         self._add_optimizer()
         if self._unlisted:
             first = self._names[min(self._unlisted)]
-            problems.append(f"{first}: an .h5 lists the weights of layers, and this is none of them")
+            problems.append(f"{first}: an .h5 lists the weights of layers only")
 
     def _list_layer(self, layer: Layer, weights: list[Weight]) -> None:
         names = [(layer.name, *weight.name) for weight in weights]
@@ -382,7 +380,7 @@ class _ListedPlaces:
             is_made = layer.type.is_weightless or layer.parts
             if self._is_built and not is_made and layer.weight_shapes():
                 raise KerasRefusal(
-                    f"layer {layer.name!r} ({layer.cls}) shares its weights with another place"
+                    f"layer {layer.name!r} ({layer.cls}) shares its weights with another layer"
                 )
             return 0
         _require_own_layer(layer)

@@ -68,7 +68,7 @@ def read_index(path: str) -> KerasIndex:
             if why is None:
                 shards.append(name)
             else:
-                findings.append(error("shard-path", f"{why}; it was not opened", f"{name!r:.100}"))
+                findings.append(error("shard-path", f"{why}; not opened", f"{name!r:.100}"))
         groups[group] = tuple(shards)
     files = tuple(sorted({name for names in groups.values() for name in names}))
     require_at_most(path, MAX_SHARDS, len(files), "{:,} shards")
@@ -97,7 +97,7 @@ class KerasSharded(SetFormat):
     def open_unit(self, unit: Unit, *, allows_losses: bool = False) -> Checkpoint | None:
         if fs.lexists(unit.path):
             return None
-        missing = error("index-missing", "there is no index", os.path.basename(unit.path))
+        missing = error("index-missing", "missing index", os.path.basename(unit.path))
         index = KerasIndex(unit.path, {}, tuple(sorted(unit.members)), None, (missing,))
         return open_set(unit.path, index, allows_losses=allows_losses)
 
@@ -171,7 +171,7 @@ def open_set(path: str, index: KerasIndex, *, allows_losses: bool) -> Checkpoint
         )
         total = sum(tensor.nbytes for tensor in tensors)
         if shards.complete and isinstance(index.total, int | float) and index.total != total:
-            message = f"total_size is {index.total!r:.40}, and the tensors have {total:,} bytes"
+            message = f"total_size is {index.total!r:.40}, but the tensors have {total:,} bytes"
             shards.findings.append(warning("shard-total-size", message, os.path.basename(index.path)))
         metadata = {key: value for part in shards.parts.values() for key, value in part.metadata.items()}
         paths = [index.path, *(os.path.join(directory, name) for name in index.files)]
@@ -218,7 +218,7 @@ def _extra_shards(index: KerasIndex, directory: str) -> Iterator[Finding]:
     alike = group_names(directory, _shards_by_stem).get(match["stem"], ()) if index.groups and match else ()
     for name in alike:
         if name not in index.files:
-            yield warning("shard-extra", "it is named like a shard, and the index does not name it", name)
+            yield warning("shard-extra", "named like a shard, but not in the index", name)
 
 
 def _shards_by_stem(names: Iterable[str]) -> dict[str, list[str]]:

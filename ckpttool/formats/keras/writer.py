@@ -43,12 +43,12 @@ from ckpttool.formats.writer import Content, Target, WriteOptions, Writer, fold_
 
 _CONFIG_RECORD, _METADATA_RECORD, _WEIGHTS = "config.json", "metadata.json", "model.weights.h5"
 _NO_MODEL = (
-    "a .keras file is a model, and the source does not have its architecture "
+    "a .keras file needs the model's architecture, which the source doesn't have "
     "(--model FILE gives it; .weights.h5 holds weights alone)"
 )
 _WEIGHTS_SUFFIX = ".weights.h5"
 _NO_ARCHITECTURE = (
-    "a whole model needs its architecture, which the source does not have "
+    "a whole model needs its architecture, which the source doesn't have "
     "(--model FILE gives it; .weights.h5 holds weights alone)"
 )
 _DIRECTORY = "assets"
@@ -136,7 +136,7 @@ def _faulty_assets(native: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
         if refusal := _asset_name_refusal(name):
             yield name, refusal
         elif (other := taken.setdefault(fold_name(name), name)) != name:
-            yield name, f"some file systems take its name for {other[:100]!r}"
+            yield name, f"some file systems don't distinguish its name from {other[:100]!r}"
     for folded, name in taken.items():
         parts = folded.split("/")
         above = ("/".join(parts[:count]) for count in range(1, len(parts)))
@@ -150,11 +150,11 @@ def _asset_name_refusal(name: str) -> str | None:
     try:
         nbytes = len(name.encode())
     except UnicodeEncodeError:
-        return "its name is no valid text"
+        return "its name is not valid text"
     if any(letter in name for letter in "\\\0") or any(part in ("", ".", "..") for part in parts):
-        return "its name leads out of where it is unpacked, or is none"
+        return "its name is empty or points outside the directory where it is unpacked"
     if parts[0] != _DIRECTORY or len(parts) < 2:
-        return f"Keras has such files in {_DIRECTORY}/"
+        return f"Keras keeps such files in {_DIRECTORY}/"
     return f"its name has {nbytes:,} bytes, and at most {MAX_NAME:,} fit" if nbytes > MAX_NAME else None
 
 
@@ -177,10 +177,10 @@ class KerasH5Writer(_KerasFileWriter):
             return
         for tensor in content.tensors:
             if tensor.dtype.name == "bfloat16":
-                yield f"{tensor.name}: Keras reads no bfloat16 out of an .h5 (.keras holds it, --dtype casts)"
+                yield f"{tensor.name}: Keras reads no bfloat16 from an .h5 (use .keras or --dtype)"
         for key in content.native:
             if key.startswith(ASSET):
-                yield f"{key.removeprefix(ASSET)}: an .h5 has no place for a file of the model (.keras has)"
+                yield f"{key.removeprefix(ASSET)}: an .h5 can't hold a file of the model (use .keras)"
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
         places = _places_by_name(content, options)

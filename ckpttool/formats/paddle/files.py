@@ -72,7 +72,7 @@ class PaddleFiles(SetFormat):
             elif parts.program is not None and (stored := parts.program.stored):
                 parts.fault("parameters-missing", f"the program has {len(stored):,} variables", name)
             if json is not None and json is not program:
-                message = "Paddle 3 loads it as the program, and it was not looked at"
+                message = "Paddle 3 loads it as the program; it was not checked"
                 parts.safety.append(not_scanned(json.name, message))
             if parts.program is not None:
                 check_program(parts, parts.program)
@@ -136,7 +136,7 @@ def _add_program(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
         parts.program = read_pir(source) if is_pir else read_program(source)
     except DamagedCheckpoint as failure:
         parts.fault(failure.code, failure.placed_reason, entry.name)
-        parts.safety.append(not_scanned(entry.name, "what running it would do is not known"))
+        parts.safety.append(not_scanned(entry.name, "the effects of running it are unknown"))
         return
     parts.safety += (add_part_name(finding, entry.name) for finding in parts.program.safety)
 
@@ -159,7 +159,7 @@ def _add_parameters(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
             return
     add_combined(parts, entry)
     if parts.program is None and (len(parts.tensors) != 1 or entry.name.endswith(PARAMETERS)):
-        message = "no program that names the tensors: whether all of them are here is not known"
+        message = "no program names the tensors, so missing ones can't be noticed"
         parts.findings.append(warning("no-program", message, entry.name))
 
 
@@ -183,7 +183,7 @@ def _add_pickles(parts: PaddleParts, entries: Iterable[os.DirEntry[str]]) -> Non
     stored = [variable.name for variable in parts.program.stored] if parts.program is not None else []
     missing = [name for name in stored if name not in names]
     if missing and parts.complete:
-        message = f"{len(missing):,} variables of the program are not here, like {missing[0]!r}"
+        message = f"{len(missing):,} variables of the program are missing, like {missing[0]!r}"
         parts.fault("variable-missing", message)
 
 

@@ -85,7 +85,7 @@ class Fluid(Format):
             else:
                 _add_variables_alone(parts, probe.entries)
             if variant is not None and not parts.files:
-                raise DamagedCheckpoint(probe.path, "no file in it", expected="variables or a trainer's")
+                raise DamagedCheckpoint(probe.path, "no files", expected="variables or a trainer's")
             return _checkpoint(probe, variant, parts)
 
 
@@ -168,14 +168,14 @@ def _add_inference(parts: PaddleParts, entries: Entries) -> None:
         add_variables(parts, entries, lambda name: name == MODEL or name in strays)
         names = {tensor.path[0] for tensor in parts.tensors}
         if missing := [name for name in stored if name not in names]:
-            message = f"no file of {counted(len(missing), 'variable')} of the program, like {missing[0]!r}"
+            message = f"no file for {counted(len(missing), 'variable')} of the program, like {missing[0]!r}"
             parts.fault("variable-missing", message)
     else:
         strays = {key: entry for key, entry in entries.items() if key not in (MODEL, combined.name)}
         if parts.is_inside(combined):
             add_combined(parts, combined)
     for name in strays:
-        parts.findings.append(note("not-part", "no variable of the program; it was not looked at", name))
+        parts.findings.append(note("not-part", "not a variable of the program; not checked", name))
     check_program(parts, program)
 
 
@@ -186,7 +186,7 @@ def _add_variables_alone(parts: PaddleParts, entries: Entries) -> None:
         add_variables(parts, entries, lambda name: False)
     elif parts.is_inside(combined):
         add_combined(parts, combined)
-        message = "no program that names the tensors: whether all of them are here is not known"
+        message = "no program names the tensors, so missing ones can't be noticed"
         parts.findings.append(warning("no-program", message, combined.name))
 
 
@@ -244,16 +244,16 @@ def _add_serial(parts: PaddleParts, entries: Entries) -> None:
     elif not is_marked:
         marker = "/".join([name, *([MODEL] if model is not None else []), MARKER])
         if siblings_have_marker(parts.root):
-            parts.fault("no-marker", f"no {marker}: its save did not finish, and Paddle does not load it")
+            parts.fault("no-marker", f"no {marker}: its save did not finish, so Paddle does not load it")
         else:
-            message = f"no {marker}, nor in any serial beside it: judged by its content alone"
+            message = f"no {marker}, here or in a neighbouring serial: judged by its content alone"
             parts.findings.append(note("no-marker-anywhere", message))
     if has_directories:
         _add_trainers_and_tables(parts, entries, is_marked=is_marked)
     if has_variables:
         check_against_neighbour(parts, entries, is_marked=is_marked)
         if not any(tensor.path[0] not in TABLES for tensor in parts.tensors) and parts.complete:
-            parts.fault("no-variables", "no variable in it", MODEL if model is not None else None)
+            parts.fault("no-variables", "no variables", MODEL if model is not None else None)
 
 
 def _add_trainers_and_tables(parts: PaddleParts, entries: Entries, *, is_marked: bool) -> None:
@@ -268,14 +268,14 @@ def _add_trainers_and_tables(parts: PaddleParts, entries: Entries, *, is_marked:
             if source.size <= MAX_DOCUMENT:
                 parts.sidecar = source.read(0, source.size)
             else:
-                message = f"{source.size:,} bytes, and at most {MAX_DOCUMENT:,} are read"
+                message = f"{source.size:,} bytes; at most {MAX_DOCUMENT:,} are read"
                 parts.findings.append(warning("content-entry", message, ENTRY))
         elif match and entry.is_dir(follow_symlinks=False):
             add_trainer(parts, str(int(match[1])), scan(entry.path), is_marked=is_marked)
         elif name in TABLES and entry.is_dir(follow_symlinks=False):
             add_tables(parts, parts.table_shards(name, entry))
         elif parts.is_inside(entry):
-            parts.findings.append(note("not-part", "no part of a serial; it was not looked at", name))
+            parts.findings.append(note("not-part", "not part of a serial; not checked", name))
     check_trainers(parts)
     if all(name in entries for name in TABLES):
         parts.findings.append(note("tables-twice", "lookup tables under both spellings", TABLES[1]))

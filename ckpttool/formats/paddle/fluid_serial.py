@@ -69,7 +69,7 @@ def add_trainer(parts: PaddleParts, number: str, entries: Entries, *, is_marked:
         else:
             source = parts.open_source(entry)
             if source.size > MAX_ARGUMENT:
-                message = f"{source.size:,} bytes, which is no argument of a trainer; it was not read"
+                message = f"{source.size:,} bytes, too many for an argument of a trainer; not read"
                 parts.findings.append(warning("trainer-argument", message, where))
                 continue
             text = source.read(0, source.size).decode("utf-8", "backslashreplace")
@@ -77,7 +77,7 @@ def add_trainer(parts: PaddleParts, number: str, entries: Entries, *, is_marked:
             arguments[name] = int(number_in_text[1]) if number_in_text else text.strip()
             if number_in_text is None and name in COUNTERS:
                 found = repr(text[:40]) if text else "an empty file"
-                parts.findings.append(error("trainer-argument", f"{found}, which is no number", where))
+                parts.findings.append(error("trainer-argument", f"{found}, which is not a number", where))
     if not parts.add_marker(entries) and is_marked:
         parts.findings.append(note("trainer-no-marker", f"no trainer_{number}/{MARKER}", f"trainer_{number}"))
     parts.trainers[number] = arguments
@@ -104,7 +104,7 @@ def add_tables(parts: PaddleParts, entries: Iterable[tuple[str, os.DirEntry[str]
         if name == MARKER or match is None:
             if name != MARKER:
                 where = parts.name_of(entry.path)
-                parts.findings.append(warning("table-name", "it is not named like a lookup table", where))
+                parts.findings.append(warning("table-name", "not named like a lookup table", where))
             continue
         table, index = match["table"] or "", int(match["index"])
         if index in names[table]:
@@ -121,7 +121,7 @@ def add_tables(parts: PaddleParts, entries: Iterable[tuple[str, os.DirEntry[str]
         last = max(numbers)
         missing = [index for index in range(min(last + 1, len(numbers) + 1)) if index not in numbers]
         if missing:
-            message = f"the shard of parameter server {missing[0]:,} is missing, and that of {last:,} is here"
+            message = f"the shard of parameter server {missing[0]:,} is missing, but that of {last:,} exists"
             parts.fault(_SHARD_MISSING, message, table or None)
     for table, of_table in shards.items():
         _check_rows(parts, of_table)
@@ -143,7 +143,7 @@ def _check_row_types(parts: PaddleParts, shards: list[_Shard]) -> None:
     for name, _, stream in shards[1:]:
         have = stream.dtype.name, list(stream.shape[1:])
         if have != want:
-            message = f"rows of {have[0]} {have[1]}, and those in {first_name} are {want[0]} {want[1]}"
+            message = f"rows of {have[0]} {have[1]}, but those in {first_name} are {want[0]} {want[1]}"
             parts.findings.append(error("table-shard-mismatch", message, name))
 
 
@@ -160,7 +160,7 @@ def _check_rows(parts: PaddleParts, shards: list[_Shard]) -> None:
             continue
         rows = integers(source, stream.rows.offset, stream.rows.total)
         if len(rows) > len(set(rows) - seen):
-            parts.findings.append(error("rows-twice", "it has rows that were there before", name))
+            parts.findings.append(error("rows-twice", "it repeats rows of earlier shards", name))
         seen.update(rows)
 
 
@@ -190,9 +190,9 @@ def check_against_neighbour(parts: PaddleParts, entries: Entries, *, is_marked: 
         present = _variable_names(entries)
         if present < names:
             missing = sorted(names - present)
-            message = f"no such variable, and {name} has it"
+            message = f"missing variable, which {name} has"
             if len(missing) > 1:
-                message = f"no such variable, nor {counted(len(missing) - 1, 'other')}, and {name} has them"
+                message = f"missing variable, and {counted(len(missing) - 1, 'other')}, which {name} has"
             parts.fault("variable-missing", message, missing[0])
         if MODEL in neighbour:
             _compare_shards_and_trainers(parts, entries, name, neighbour, is_marked=is_marked)
@@ -204,11 +204,11 @@ def _compare_shards_and_trainers(
 ) -> None:
     is_noted = any(finding.code == _SHARD_MISSING for finding in parts.findings)
     if (shards := sorted(_table_shards(neighbour) - _table_shards(entries))) and not is_noted:
-        parts.fault(_SHARD_MISSING, f"no such shard of a lookup table, and {name} has it", shards[0])
+        parts.fault(_SHARD_MISSING, f"missing shard of a lookup table, which {name} has", shards[0])
     # A job may have been restarted with fewer trainers, which is a warning, but never with none.
     is_bare = not any(map(TRAINER.fullmatch, entries))
     for trainer in (key for key in neighbour if TRAINER.fullmatch(key) and key not in entries):
-        message = f"no such trainer, and {name} has it"
+        message = f"missing trainer, which {name} has"
         if is_bare or not is_marked:
             parts.fault("trainer-missing", message, trainer)
         else:

@@ -76,7 +76,7 @@ class FluidWriter(Writer):
     def refusals(self, content: Content, options: WriteOptions) -> Iterator[str]:
         of_content = [*variables(content)]
         if not any(variable.directory == MODEL for variable in of_content):
-            yield "there is no tensor in it, and a Fluid checkpoint has variables"
+            yield "it has no tensors; a Fluid checkpoint needs variables"
         yield from _file_refusals(of_content, slashes=_was_fluid(content))
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
@@ -225,18 +225,18 @@ def _file_refusals(wanted: Iterable[FluidVariable], *, slashes: bool) -> Iterato
             yield f"{name}: {why} (use --map)"
             continue
         if (other := files.setdefault(fold_name(variable.place), variable)) is not variable:
-            yield f"{name}: some file systems take its name for that of {other.name} (use --map)"
+            yield f"{name}: some file systems don't distinguish its name from {other.name} (use --map)"
         for count in range(1, len(parts)):
             directories[fold_name(f"{variable.directory}/{'/'.join(parts[:count])}")] = variable
         if not _are_readable_levels(variable):
-            yield f"{name}: what is told of its sequences is nothing that Paddle reads"
+            yield f"{name}: Paddle can't read its sequence levels"
         if variable.directory == MODEL and variable.rows is None:
             shapes[variable.name] = variable.values.shape
     for place in files.keys() & directories.keys():
-        yield f"{files[place].values.name}: a file, and for {directories[place].name} a directory (use --map)"
+        yield f"{files[place].values.name}: a file, but a directory for {directories[place].name} (use --map)"
     for name, parameter in mismatched_accumulators(shapes):
         yield (
-            f"{name}: its name says that it belongs to {parameter}'s optimizer, and its shape "
+            f"{name}: by its name it belongs to {parameter}'s optimizer, but its shape "
             f"{list(shapes[name])} is not {list(shapes[parameter])} (use --map)"
         )
 
@@ -246,7 +246,7 @@ def _name_refusal(name: str) -> str | None:
     try:
         nbytes = len(os.fsencode(name))
     except UnicodeEncodeError:
-        return "a Fluid variable is a file, and its name is no valid text"
+        return "a Fluid variable is a file, and its name is not valid text"
     for letter, shown in (("/", "'/'"), ("\0", "NUL")):
         if letter in name:
             return f"a Fluid variable is a file, and its name can't have {shown}"
@@ -254,7 +254,7 @@ def _name_refusal(name: str) -> str | None:
         return "a Fluid variable is a file, and needs a name"
     if nbytes > _MAX_NAME:
         return f"a Fluid variable is a file, and its name has {nbytes:,} bytes (at most {_MAX_NAME})"
-    return "a file of this name is hidden, and no variable" if name.startswith(".") else None
+    return "a Fluid variable's name can't begin with a dot" if name.startswith(".") else None
 
 
 def _variable_refusal(variable: FluidVariable) -> str | None:
@@ -264,7 +264,7 @@ def _variable_refusal(variable: FluidVariable) -> str | None:
     if variable.name.count("/") > MAX_SLASHES:
         return f"its name has more than {MAX_SLASHES} slashes"
     if len(variable.values.shape) > MAX_AXES:
-        return f"{len(variable.values.shape)} axes, and at most {MAX_AXES} are read"
+        return f"{len(variable.values.shape)} axes; at most {MAX_AXES} are read"
     skipped = next((part for part in _SKIPPED if part in variable.name), None)
     return f"Paddle neither saves nor loads a variable with {skipped!r} in its name" if skipped else None
 

@@ -116,7 +116,7 @@ class PaddleParts(Opening):
         root = fs.realpath(self.root) + os.sep
         if fs.realpath(entry.path).startswith(root):
             return True
-        message = "a link that leads out of the checkpoint; it was not opened"
+        message = "a link that points outside the checkpoint; not opened"
         self.fault("link-outside", message, self.name_of(entry.path))
         return False
 
@@ -193,7 +193,7 @@ def add_variables(parts: PaddleParts, entries: Entries, is_skipped: Callable[[st
             continue
         if entry.name.startswith("."):
             where = parts.name_of(entry.path)
-            parts.findings.append(note("not-part", "a hidden file; it was not looked at", where))
+            parts.findings.append(note("not-part", "a hidden file; not checked", where))
         elif (variable := parts.read_variable(entry)) is not None:
             source, stream = variable
             if stream.rows is not None:
@@ -215,7 +215,7 @@ def add_combined(parts: PaddleParts, entry: os.DirEntry[str]) -> None:
         parts.fault(failure.code, failure.placed_reason, where)
     names = [variable.name for variable in parts.program.stored] if parts.program is not None else []
     if parts.program is not None and parts.complete and len(names) != len(streams):
-        message = f"{len(streams):,} tensors, and the program has {len(names):,} variables"
+        message = f"{len(streams):,} tensors, but the program has {len(names):,} variables"
         parts.fault("program-mismatch", message, where)
         names = []
     for number, stream in enumerate(streams):
@@ -274,14 +274,14 @@ def check_program(parts: PaddleParts, program: Program) -> None:
         if not fits or declared.dtype not in (None, tensor.dtype):
             have = f"{tensor.dtype.name} {list(tensor.shape)}"
             want = f"{declared.dtype.name if declared.dtype else '?'} {list(declared.shape)}"
-            parts.fault("program-mismatch", f"{have}, and the program declares {want}", tensor.name)
+            parts.fault("program-mismatch", f"{have}, but the program declares {want}", tensor.name)
 
 
 def check_accumulators(parts: PaddleParts) -> None:
     """Add an error for each accumulator whose shape is not that of its parameter."""
     shapes = {str(tensor.path[0]): tensor.shape for tensor in parts.tensors if len(tensor.path) == 1}
     for name, parameter in mismatched_accumulators(shapes):
-        message = f"shape {list(shapes[name])}, and {parameter} has {list(shapes[parameter])}"
+        message = f"shape {list(shapes[name])}, but {parameter} has {list(shapes[parameter])}"
         parts.findings.append(error("accumulator-shape", message, name))
 
 

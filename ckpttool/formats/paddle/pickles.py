@@ -50,10 +50,10 @@ def open_saved_pickle(probe: Probe, name: str) -> Checkpoint:
         _join_pieces(flat, probe.path)
     findings = []
     if judged.trailing:
-        message = f"{judged.trailing:,} bytes behind the pickle are no pickle"
+        message = f"{judged.trailing:,} bytes after the pickle are not a pickle"
         findings.append(error("trailing-bytes", message))
     if (others := len(judged.pickles) - 1) > 0:
-        message = f"{others:,} pickles behind the first, which Paddle does not read"
+        message = f"{others:,} pickles after the first, which Paddle does not read"
         findings.append(warning("more-pickles", message))
     if objects.bfloats:
         message = f"{objects.bfloats:,} arrays of uint16 read as bfloat16, which Paddle saves without a mark"
@@ -187,12 +187,12 @@ def _join_pieces(flat: Flat[TensorParts], path: str) -> None:
             shape, names = tuple(entry["OriginShape"]), [str(piece) for piece in entry["slices"]]
             pieces = [tensors.pop((piece,)) for piece in names]
         except (KeyError, TypeError) as failure:
-            what = f"a piece is missing or not told of: {failure}"
+            what = f"a piece is missing or not listed: {failure}"
             raise DamagedCheckpoint(path, what, where=name, code="piece-missing") from failure
         dtypes = {piece.dtype for piece in pieces}
         is_shape = all(type(length) is int and length >= 0 for length in shape)
         if len(dtypes) != 1 or not is_shape or math.prod(shape) != sum(math.prod(p.shape) for p in pieces):
-            what = f"{len(pieces)} pieces that make no tensor of shape {list(shape)}"
+            what = f"{len(pieces)} pieces that don't make a tensor of shape {list(shape)}"
             raise DamagedCheckpoint(path, what, where=name, code="piece-missing")
         values = tuple(piece.values for piece in pieces if piece.values is not None)
         tensors[name,] = TensorParts(dtypes.pop(), shape, Concatenated(values))

@@ -76,7 +76,7 @@ def read_pir(source: Readable) -> Program:
     require_at_most(source.path, MAX_BYTES, source.size, "a program of {:,} bytes")
     tree = _parse(source)
     if (key := _doubled_key(tree)) is not None:
-        raise DamagedCheckpoint(source.path, f"the key {key!r} twice in one object", expected="a program")
+        raise DamagedCheckpoint(source.path, f"duplicate key {key!r}", expected="a program")
     variables: dict[str, ProgramVariable] = {}
     kinds: dict[str, str | None] = {}
     operators = 0

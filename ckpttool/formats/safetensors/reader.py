@@ -80,7 +80,7 @@ class Safetensors(Format):
                 code="header-not-object",
             )
         if isinstance(header, DuplicateKeyObject):
-            raise _damaged(path, "a name that stands twice in the header", header.key, "duplicate-key")
+            raise _damaged(path, "a duplicate name in the header", header.key, "duplicate-key")
         metadata = _read_metadata(path, header.pop(_METADATA, None))
         findings = tuple(_header_warnings(text, header, metadata))
         start = _LENGTH.size + len(text)
@@ -89,7 +89,7 @@ class Safetensors(Format):
         if source.size < end and not probe.allows_losses:
             raise Truncated(path, f"truncated: {source.size:,} of {end:,} bytes")
         if source.size > end:
-            found = f"trailing bytes behind the last tensor: {source.size - end:,}"
+            found = f"trailing bytes after the last tensor: {source.size - end:,}"
             if not probe.allows_losses:
                 raise DamagedCheckpoint(path, found, expected=f"{end:,} in all", code="trailing-bytes")
             findings += (error("trailing-bytes", found),)

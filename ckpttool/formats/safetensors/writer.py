@@ -73,13 +73,13 @@ class SafetensorsWriter(Writer):
         for tensor in content.tensors:
             name = tensor.name
             if name == _METADATA:
-                yield f"{name}: safetensors has its metadata under this name (use --map)"
+                yield f"{name}: safetensors stores its metadata under this name (use --map)"
             if not _is_text(name):
-                yield f"{name}: its name is no valid text (use --map)"
+                yield f"{name}: its name is not valid text (use --map)"
             bits = tensor.size * tensor.dtype.bits
             if bits % 8:
                 what = f"{tensor.dtype} {list(tensor.shape)}"
-                yield f"{name}: {what} has {bits:,} bits, and safetensors holds whole bytes"
+                yield f"{name}: {what} has {bits:,} bits; safetensors holds whole bytes"
         metadata, sidecar = _metadata_and_sidecar(content)
         if options.shard_size is None:
             yield from _header_refusal(content.owned, metadata | sidecar)
@@ -162,7 +162,7 @@ def _header_refusal(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> I
         return
     _, header = _layout(tensors, metadata)
     if len(header) > MAX_HEADER:
-        yield f"the header would have {len(header):,} bytes, and safetensors allows {MAX_HEADER:,}"
+        yield f"the header would have {len(header):,} bytes; safetensors allows {MAX_HEADER:,}"
 
 
 def _layout(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> tuple[list[Tensor], bytes]:

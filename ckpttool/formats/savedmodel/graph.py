@@ -58,7 +58,7 @@ class MetaGraph:
     """Meta graph of a SavedModel; functions are named, and ``""`` is the graph itself.
 
     Attributes:
-        saver: Dependencies of nodes and functions, to tell which of them serve the saver only.
+        saver: Dependencies of nodes and functions, which show those that serve the saver only.
         op_places: First place of each op, and whether it is harmless there; an op may have one of either.
         broken_references: Functions with a reference in them to a node or output that doesn't exist.
         first_callers: Functions that nodes refer to, each with the function that does so first.

@@ -41,5 +41,5 @@ def is_inside(path: str, directory: str) -> bool:
 def require_inside(path: str, directory: str) -> None:
     """Raise ``DamagedCheckpoint`` unless a file is in a SavedModel."""
     if not is_inside(path, directory):
-        found = "a link that leads out of the SavedModel; it was not opened"
+        found = "a link that points outside the SavedModel; not opened"
         raise DamagedCheckpoint(path, found, code="path-outside")

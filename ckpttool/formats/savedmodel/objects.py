@@ -157,7 +157,7 @@ def _read_packed(message: Message) -> list[int]:
         except ValueError as failure:
             path = message.window.source.path
             raise DamagedCheckpoint(
-                path, f"no list of numbers: {failure}", code="protobuf-damaged"
+                path, f"not a list of numbers: {failure}", code="protobuf-damaged"
             ) from failure
         numbers.append(number)
     message.window.count(len(numbers))

@@ -119,7 +119,7 @@ class _Encoder:
         while at < len(text):
             match = _TOKEN.match(text, at)
             if match is None:
-                raise self._damage(f"{text[at : at + 1]!r} is no text of a message", at)
+                raise self._damage(f"{text[at : at + 1]!r} is not text of a message", at)
             if match.lastgroup is not None:
                 yield _TextToken(match.lastgroup, match[match.lastgroup], at)
             at = match.end()

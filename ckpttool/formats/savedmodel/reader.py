@@ -1,7 +1,7 @@
 """Reader of SavedModels: parses the graph and compares it with variables, assets and fingerprint.
 
 The tensors of the checkpoint are the variables, in a tensor bundle. Constants of the graph aren't listed,
-because nobody knows them by name; their size is in the metadata.
+since their names mean nothing to users; their size is in the metadata.
 
 Source: tensorflow/tensorflow ``cc/saved_model/constants.h``, ``core/protobuf/saved_model.proto``,
 ``core/protobuf/fingerprint.proto``, ``python/saved_model/loader_impl.py``.
@@ -82,7 +82,7 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
             parts.findings += fingerprint_findings(fingerprint, os.path.join(directory, INDEX))
         for name in (BINARY, TEXT, CHUNKED):
             if name in entries and name != file:
-                message = f"it lies beside {file}, and was not looked at"
+                message = f"next to {file}; not checked"
                 parts.findings.append(warning("not-part", message, name))
 
         def own_names() -> Mapping[str, str]:
@@ -118,11 +118,11 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
 def _read_graph(directory: str, entries: Collection[str], names: Iterable[str]) -> tuple[str, SavedModel]:
     """Return the name of the file with the model, and its contents."""
     if {BINARY, TEXT, CHUNKED}.isdisjoint(entries):
-        found = f"the variables of a SavedModel without its graph: there is no {BINARY}"
+        found = f"the variables of a SavedModel without its graph: no {BINARY}"
         raise DamagedCheckpoint(os.path.join(directory, BINARY), found, code="no-meta-graph")
     file = next((name for name in names if name in entries and name != CHUNKED), None)
     if file is None:
-        found = "a model in chunks, which only TensorFlow reads"
+        found = "a model split into chunks, which only TensorFlow reads"
         raise Unsupported(os.path.join(directory, CHUNKED), found, expected=f"{BINARY} or {TEXT}")
     path = os.path.join(directory, file)
     with fs.open_source(path) as source:
@@ -216,7 +216,7 @@ def _variables(
     path = os.path.join(directory, INDEX)
     if not fs.lexists(path):
         if any(map(needs_variables, model.graphs)):
-            parts.fault("variables-missing", "there is none, and the model has variables", INDEX)
+            parts.fault("variables-missing", "missing, but the model has variables", INDEX)
         return None, ()
     bundle = parts.add(INDEX, lambda: _bundle(path, directory))
     if bundle is None:
@@ -250,7 +250,7 @@ def _bundle(path: str, directory: str) -> Checkpoint:
 def _description_findings(model: SavedModel, directory: str) -> Iterator[Finding]:
     """Yield findings about the model's version, meta graphs, references, assets and constants."""
     if model.schema != _SCHEMA:
-        yield warning("schema-version", f"schema version {model.schema}, where {_SCHEMA} is known")
+        yield warning("schema-version", f"unknown schema version {model.schema}")
     if len(model.graphs) > 1:
         tags = "; ".join(",".join(sorted(graph.tags)) or "no tags" for graph in model.graphs[:8])
         yield note("meta-graphs", f"{len(model.graphs):,} graphs in one model, with the tags {tags}")
@@ -259,11 +259,11 @@ def _description_findings(model: SavedModel, directory: str) -> Iterator[Finding
         why = unsafe_path_reason(name)
         path = os.path.join(directory, ASSETS, name)
         if why is not None:
-            yield error("asset-path", f"{why}; it was not looked at", name[:200])
+            yield error("asset-path", f"{why}; not checked", name[:200])
         elif not fs.isfile(path):
-            yield error("asset-missing", "there is no such file", f"{ASSETS}/{name}")
+            yield error("asset-missing", "no such file", f"{ASSETS}/{name}")
         elif not is_inside(path, directory):
-            message = "a link that leads out of the SavedModel; it was not looked at"
+            message = "a link that points outside the SavedModel; not checked"
             yield error("asset-path", message, f"{ASSETS}/{name}")
     constants = max(graph.constant_bytes for graph in model.graphs)
     if constants >= _FROZEN_BYTES and not any(map(needs_variables, model.graphs)):

@@ -58,7 +58,7 @@ def safety_of(
         except CheckpointError as failure:
             yield not_scanned(KERAS_METADATA, f"it can't be read: {failure.reason}")
     if CHUNKED in entries or (BINARY in entries and TEXT in entries):
-        yield not_scanned(None, "one of two models was not looked at")
+        yield not_scanned(None, "one of two models was not checked")
 
 
 def judge_paths(model: SavedModel, directory: str) -> Iterator[Finding]:
@@ -101,9 +101,11 @@ def _judge_op(graph: MetaGraph, op: str, is_harmless: bool, where: str) -> Findi
         return None
     message = f"{op} does more than compute: it touches files, processes or other machines"
     if op in SAVER_OPS:
-        message = f"{op} touches files, and isn't the saver's, or not those that the loader names"
+        message = (
+            f"{op} touches files, but isn't part of the saver, or touches other files than the loader names"
+        )
     elif op in FILE_INPUTS:
-        message = f"{op} reads a file that is none of the model's assets"
+        message = f"{op} reads a file that is not one of the model's assets"
     return Finding("unsafe-op", severity, Sentence(message), where)
 
 
@@ -111,11 +113,11 @@ def judge_links(graph: MetaGraph) -> Iterator[Finding]:
     """Yield errors about references to nodes, functions and tensors that don't exist."""
     for function, reference in graph.broken_references:
         yield error(
-            "graph-broken", f"it takes {reference[:_LONGEST]!r}, which isn't there", _body_name(function)
+            "graph-broken", f"it takes the unknown input {reference[:_LONGEST]!r}", _body_name(function)
         )
     unknown = graph.first_callers.keys() - graph.functions - known_ops().keys()
     for name in islice(sorted(unknown), MAX_BROKEN):
-        message = f"it calls the function {name[:_LONGEST]!r}, which isn't there"
+        message = f"it calls the unknown function {name[:_LONGEST]!r}"
         yield error("graph-broken", message, _body_name(graph.first_callers[name]))
     for name, signature in graph.signatures.items():
         sides = (*signature.get("inputs", {}).values(), *signature.get("outputs", {}).values())

@@ -81,7 +81,7 @@ def compare_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject])
     """Yield findings about differences between the bundle's entries and the object graph's variables."""
     lost = sum(child >= len(objects) for item in objects for child in (*item.children.values(), *item.slots))
     if lost:
-        yield error("object-graph", f"{lost:,} references to objects that there are none of")
+        yield error("object-graph", f"{lost:,} references to unknown objects")
     reached = set()
     for tensor in tensors:
         key = bundle_key(tensor)
@@ -90,7 +90,7 @@ def compare_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject])
         at = _object_number(objects, key)
         variable = None if at is None else objects[at].variable
         if at is None or variable is None:
-            yield warning("variable-foreign", "the model's objects don't lead to it", tensor.name)
+            yield warning("variable-foreign", "not reachable from the model's objects", tensor.name)
         else:
             reached.add(at)
             yield from _mismatches(tensor, variable)
@@ -113,7 +113,7 @@ def _mismatches(tensor: Tensor, variable: SavedVariable) -> Iterator[Finding]:
     )
     if not fits or variable.dtype != tensor.dtype.name:
         stored = f"{tensor.dtype.name} {list(tensor.shape)}"
-        message = f"{stored} in the bundle, and {variable.dtype} {known} in the graph"
+        message = f"{stored} in the bundle, but {variable.dtype} {known} in the graph"
         yield error("variable-mismatch", message, tensor.name)
 
 

@@ -133,7 +133,7 @@ class Message(NamedTuple):
                 yield key, value, Message(window, at, at + size, depth)
                 at += size
         except ValueError as failure:
-            path, reason = window.source.path, f"no message: {failure}"
+            path, reason = window.source.path, f"not a valid message: {failure}"
             raise DamagedCheckpoint(path, reason, code="protobuf-damaged") from failure
 
     def short_parts(self) -> list[tuple[int, int, bytes]] | None:

@@ -75,7 +75,7 @@ class SavedModelWriter(Writer):
         for name, number in numbers.items():
             if (inner := next(iter(objects.children[number]), None)) is not None:
                 yield (
-                    f"{name}: it is a tensor, and {name}.{inner} lies in it: a variable of a SavedModel "
+                    f"{name}: it is a tensor that contains {name}.{inner}, but a variable of a SavedModel "
                     "has no attributes (use --map)"
                 )
         for tensor in content.tensors:
@@ -86,7 +86,7 @@ class SavedModelWriter(Writer):
                     own = f"an object of TensorFlow needs its attribute {step} itself"
                     yield f"{tensor.name}: {own} (use --map)"
             if steps[0] in _AT_ROOT:
-                yield f"{tensor.name}: what loads a SavedModel sets {steps[0]} itself (use --map)"
+                yield f"{tensor.name}: loading a SavedModel sets {steps[0]} (use --map)"
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
         tensors = [(key_of(tensor.name).encode(), tensor) for tensor in content.owned]

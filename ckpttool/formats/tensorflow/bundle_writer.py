@@ -85,8 +85,8 @@ def refused_type(tensor: Tensor) -> Iterator[str]:
     stored = DTYPES[NUMBERS[tensor.dtype.name]]
     if tensor.dtype != stored:
         yield (
-            f"{tensor.name}: {tensor.dtype} takes {tensor.dtype.bits} bits here, "
-            f"and {stored.bits} in TensorFlow"
+            f"{tensor.name}: {tensor.dtype} takes {tensor.dtype.bits} bits here, but "
+            f"{stored.bits} in TensorFlow"
         )
 
 
@@ -185,7 +185,7 @@ class _StoredBytes:
     def require_end(self) -> None:
         """Raise ``DamagedCheckpoint`` unless all bytes were read."""
         if self._block or any(map(len, self._blocks)):
-            raise self._damage("bytes behind the last element")
+            raise self._damage("bytes after the last element")
 
     def _pieces(self, nbytes: int) -> Iterator[memoryview]:
         while nbytes:

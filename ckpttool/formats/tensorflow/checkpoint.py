@@ -44,7 +44,7 @@ class TensorFlow(SetFormat):
         if is_table_source(probe.source):
             return True
         # A file that belongs to a prefix by its name is one, however damaged. Other programs use ``.index``
-        # as well: a damaged index needs a shard next to it, or what its writer left of one.
+        # as well: a damaged index needs a shard next to it, maybe an unfinished one.
         if not path.endswith(INDEX):
             return DATA.fullmatch(probe.name) is not None or bool(_sibling_shards(path)) or is_v1(path)
         stem = os.path.basename(path).removesuffix(INDEX)

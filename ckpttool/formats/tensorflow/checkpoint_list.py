@@ -75,10 +75,10 @@ class TensorFlowState(CheckpointList):
     def merged(self, now: str, wrote: str, was: str, restored: Collection[str]) -> str:
         # Three versions of the text are merged, because a training run may save while checkpoints are
         # removed: ``was`` before the removal, ``wrote`` by the removal, ``now`` on disk. Removed paths that
-        # are restored go back into ``now``, unless ``wrote`` shows that somebody else removed them. The list
-        # is in the order of saving: a restored path follows its nearest predecessor that is still listed, or
-        # precedes its nearest successor.
-        state, ours, old = (_state_of(parse_state(text), "any more") for text in (now, wrote, was))
+        # are restored go back into ``now``, unless ``wrote`` shows that another process removed them. The
+        # list is in the order of saving: a restored path follows its nearest predecessor that is still
+        # listed, or precedes its nearest successor.
+        state, ours, old = (_state_of(parse_state(text), "any longer") for text in (now, wrote, was))
         back = set(map(base_name, restored))
         changed: dict[str, str] = {}
         if len(ours.paths) == len(old.paths):

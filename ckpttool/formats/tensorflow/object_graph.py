@@ -75,7 +75,7 @@ def read_graph(path: str, message: bytes) -> dict[str, GraphVariable]:
             links += nodes[-1].links
     for node in nodes:
         if any(child >= len(nodes) for _, child in node.children):
-            raise DamagedCheckpoint(path, "a child that isn't there", where=GRAPH_KEY, code="object-graph")
+            raise DamagedCheckpoint(path, "a child that doesn't exist", where=GRAPH_KEY, code="object-graph")
     return _best_names(nodes, Budget(path, len(message), "names of variables"))
 
 

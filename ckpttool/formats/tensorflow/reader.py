@@ -87,7 +87,7 @@ def open_prefix(prefix: str) -> Checkpoint:
             if fs.isfile(os.path.join(directory, part))
         ]
         if not fs.lexists(bundle.path):
-            bundle.fault("index-missing", "there is no index", os.path.basename(bundle.path))
+            bundle.fault("index-missing", "missing index", os.path.basename(bundle.path))
             entries = {}
         else:
             entries = bundle.read_index()
@@ -163,7 +163,7 @@ def _unfinished_saves(bundle: Bundle, prefix: str, names: Iterable[str]) -> Iter
 def open_stage(path: str) -> Checkpoint:
     """Return the stage of an unfinished save, as an incomplete checkpoint without tensors."""
     names = [entry.path for entry in scan(path).values() if entry.is_file(follow_symlinks=False)]
-    message = "its writer has not moved what lies in it to where it belongs"
+    message = "its writer has not moved its content to the final place"
     return Checkpoint(
         path=path,
         format="tensorflow",
@@ -230,11 +230,11 @@ class Bundle(Opening):
             except NotFound:
                 missing.append(os.path.basename(path))
         for name in missing[:MAX_NAMED]:
-            self.fault("shard-missing", "there is no such file", name)
+            self.fault("shard-missing", "no such file", name)
         if len(missing) > MAX_NAMED:
             self.fault("shard-missing", f"{len(missing):,} of {self.header.shards:,} shards", None)
         if self.header.min_consumer > 1:
-            found = f"only readers of version {self.header.min_consumer} may read it, and this is version 1"
+            found = f"it needs a reader of version {self.header.min_consumer}; this is version 1"
             raise Unsupported(self.path, found, where="header")
         if self.header.producer > 1:
             message = f"written by version {self.header.producer} of the format; version 1 is known"
@@ -325,7 +325,7 @@ class Bundle(Opening):
             part = entries.get(slice_key(entry.key, axes_of_part))
             if part is None:
                 raise DamagedCheckpoint(
-                    self.path, "a slice that has no entry", where=tensor.name, code="slice-missing"
+                    self.path, "a slice without an entry", where=tensor.name, code="slice-missing"
                 )
             parts.append(TensorSlice(slice_box(axes_of_part, entry.shape), part))
             sources.append(self.source_of(part, f"{tensor.name}[{len(parts) - 1}]"))
@@ -350,14 +350,14 @@ class Bundle(Opening):
             end = gaps = 0
             for entry, where in ordered:
                 if entry.nbytes and entry.offset < end:
-                    message = f"bytes {entry.offset:,}..{entry.end:,} belong twice"
+                    message = f"bytes {entry.offset:,}..{entry.end:,} overlap another tensor"
                     yield error("extents-overlap", message, where)
                 gaps += max(0, entry.offset - end) if entry.nbytes else 0
                 end = max(end, entry.end if entry.nbytes else end)
             if gaps:
                 yield warning("bytes-unused", f"between tensors, unused: {counted(gaps, 'byte')}", name)
             if source.size > end:
-                message = f"trailing bytes behind the last tensor: {source.size - end:,}"
+                message = f"trailing bytes after the last tensor: {source.size - end:,}"
                 yield warning("trailing-bytes", message, name)
 
     def spans(self) -> Iterator[Span]:

@@ -88,7 +88,7 @@ def _decode(listed: _ListedTensor, part: TensorSlice, key: Slice, table: Table) 
     name, dtype = listed.name, listed.dtype
     stored = table.find(slice_key(listed.key, key))
     if stored is None:
-        raise bundle_damage(table.path, name, "a slice that isn't there")
+        raise bundle_damage(table.path, name, "a slice without data")
     for field in fields(stored[1], table.path, name):
         if field.number == _DATA:
             for inner in fields(field.data, table.path, name):
@@ -176,7 +176,7 @@ def _join_tables(tables: Sequence[Table]) -> list[_ListedTensor]:
         if (known.dtype, known.shape) != (listed.dtype, listed.shape):
             path = (*listed.tables, *tables)[0].path
             other = f"{known.dtype} {list(known.shape)} in another shard"
-            raise bundle_damage(path, listed.name, f"{listed.dtype} {list(listed.shape)}, and {other}")
+            raise bundle_damage(path, listed.name, f"{listed.dtype} {list(listed.shape)}, but {other}")
         slices, holders = (*known.slices, *listed.slices), (*known.tables, *listed.tables)
         require_slice_limit(tables[0].path, listed.name, len(slices))
         by_key[listed.key] = known._replace(slices=slices, tables=holders)
@@ -220,7 +220,7 @@ def open_v1(path: str, files: Sequence[str]) -> Checkpoint:
             parts = _slices_of(path, entry, is_complete=not findings)
             for part, table in zip(entry.slices, entry.tables, strict=True):
                 if table.block_of(slice_key(entry.key, part)) is None:
-                    raise bundle_damage(table.path, entry.name, "a slice that isn't there")
+                    raise bundle_damage(table.path, entry.name, "a slice without data")
             role = role_of_key(entry.name, entry.dtype, entry.shape, {})
             values = None
             if entry.dtype.kind != "string" and parts:
@@ -278,8 +278,8 @@ def _missing_shards(path: str, files: Sequence[str]) -> Iterator[Finding]:
     names = (f"{match['prefix']}-{at:05d}-of-{shards:05d}" for at in range(shards))
     missing = [name for name in names if name not in there]
     for name in missing[:MAX_NAMED]:
-        yield error("shard-missing", "there is no such file", name)
+        yield error("shard-missing", "no such file", name)
     if len(missing) > MAX_NAMED:
         yield error("shard-missing", f"{len(missing):,} of {shards:,} shards")
     for name in sorted(there - {f"{match['prefix']}-{at:05d}-of-{shards:05d}" for at in range(shards)}):
-        yield error("shard-extra", f"a shard that {shards:,} shards don't have", name)
+        yield error("shard-extra", f"a shard beyond the {shards:,} of the set", name)

@@ -184,7 +184,7 @@ def _variant_segments(
         yield at, length + 4
         at += length + 4
     if at != entry.end:
-        raise _damage(source, name, f"{entry.end - at:,} bytes behind the last variant")
+        raise _damage(source, name, f"{entry.end - at:,} bytes after the last variant")
 
 
 def decoded_strings(data: bytes, count: int) -> list[bytes]:

@@ -96,19 +96,19 @@ def refused_names(content: Content) -> Iterator[str]:
         try:
             key = key_of(tensor.name).encode()
         except UnicodeEncodeError:
-            yield f"{tensor.name}: its name is no valid text (use --map)"
+            yield f"{tensor.name}: its name is not valid text (use --map)"
             continue
         if tensor.name == ENTRY:
-            yield f"{tensor.name}: what a checkpoint has no place for lies under this name (use --map)"
+            yield f"{tensor.name}: this name is reserved for the sidecar (use --map)"
         if key[0] == 0:
             yield f"{tensor.name}: a name in a TensorFlow checkpoint can't begin with NUL (use --map)"
         if len(key) > MAX_KEY:
-            length = f"{len(key):,} bytes, and may have {MAX_KEY:,}"
+            length = f"{len(key):,} bytes; at most {MAX_KEY:,} are allowed"
             yield f"{tensor.name}: its key would have {length} (use --map)"
     objects, _ = objects_of(tensor.name for tensor in content.tensors)
     count = len(objects.children) + 1  # with the counter of saves
     if count > MAX_NODES:
-        yield f"its names describe {count:,} objects, and a graph of objects may have {MAX_NODES:,}"
+        yield f"its names describe {count:,} objects; an object graph may have {MAX_NODES:,}"
 
 
 def without_graph_metadata(content: Content) -> Content:

@@ -198,9 +198,9 @@ class _DcpDirectory:
         metadata, parts = self._metadata, self._parts
         names = _metadata_files(self._probe.entries)
         if not names:
-            message = "there is none; the save was interrupted before its end"
+            message = "missing; the save was interrupted before its end"
             parts.fault("part-missing", message, METADATA)
-            message = "without .metadata it is not known what lies in the .distcp files"
+            message = "without .metadata the content of the .distcp files is unknown"
             parts.safety.append(not_scanned(None, message))
         for name, entry in names.items():
             metadata.add(entry.path, name)
@@ -215,7 +215,7 @@ class _DcpDirectory:
             items = counted(number, "item")
             message = f"{items} written through {name}, which is not read: nothing in them was checked"
             parts.findings.append(error("transformed", message, METADATA))
-            parts.safety.append(not_scanned(METADATA, f"what was written through {name}"))
+            parts.safety.append(not_scanned(METADATA, f"items written through {name}"))
 
     # The items -------------------------------------------------------------------------------------
 
@@ -245,13 +245,13 @@ class _DcpDirectory:
         entry = self._probe.entries.get(name)
         path = os.path.join(self._probe.path, name) if entry is None else entry.path
         if why:
-            self._parts.fault("part-path", f"{why}; it was not opened", name)
+            self._parts.fault("part-path", f"{why}; not opened", name)
         elif self._parts.is_in_place(name, path, (fs.realpath(os.path.dirname(path)),)):
             if fs.isfile(path):
                 source = self._files[name] = self._parts.opened.enter_context(fs.open_source(path))
                 return source
             self._parts.fault("part-damaged", "not a regular file", name)
-        self._parts.safety.append(not_scanned(name, "it was not looked into"))
+        self._parts.safety.append(not_scanned(name, "it was not checked"))
         return None
 
     def _check_ranges(self, name: str, size: int, places: list[Extent]) -> None:
@@ -268,11 +268,11 @@ class _DcpDirectory:
                 findings.append(error("items-gap", message, name))
             expected = max(expected, place.end)
         if expected < size:
-            message = f"{size - expected:,} bytes behind the last item belong to none"
+            message = f"{size - expected:,} bytes after the last item belong to no item"
             findings.append(error("items-gap", message, name))
         elif expected > size:
             self._parts.fault("part-truncated", f"truncated: {size:,} of {expected:,} bytes", name)
-            self._parts.safety.append(not_scanned(name, "the items behind its end were not read"))
+            self._parts.safety.append(not_scanned(name, "the items after its end were not read"))
 
     def _open_item(self, source: Source, place: Extent, key: Key) -> None:
         fqn, items = key[0], self._items_at[place.file]
@@ -322,7 +322,7 @@ class _DcpDirectory:
             content = f"{parts.dtype} {list(parts.shape)}"
         else:
             content = f"{len(item.tensors)} tensors"
-        message = f"its item holds {content}, and .metadata says {entry.dtype} {list(chunk.lengths)}"
+        message = f"its item holds {content}, but .metadata says {entry.dtype} {list(chunk.lengths)}"
         self._parts.findings.append(error("item-mismatch", message, fqn))
         return None
 
@@ -330,7 +330,7 @@ class _DcpDirectory:
         """Return the item of a chunk or value, if any; one without a place is a finding."""
         item = self._items.get((fqn, offsets))
         if item is None and (fqn, offsets) not in self._metadata.places:
-            self._parts.fault("part-missing", ".metadata does not say where it lies", fqn)
+            self._parts.fault("part-missing", ".metadata does not record its place", fqn)
         return item
 
     # Files besides the items ----------------------------------------------------------------------
@@ -363,7 +363,7 @@ class _DcpDirectory:
         entries, fault = self._probe.entries, self._parts.fault
         backend: object = _SEPARATE_BACKEND
         if MEGATRON_CONFIG not in entries:
-            message = "Megatron writes it last: the save was interrupted, or it was not copied"
+            message = "missing, although Megatron writes it last: an interrupted save or an incomplete copy"
             fault("part-missing", message, MEGATRON_CONFIG)
         else:
             try:
@@ -374,9 +374,9 @@ class _DcpDirectory:
                 if isinstance(config, dict) and isinstance(config.get(_BACKEND), str):
                     backend = config.get("common_backend", _SEPARATE_BACKEND)
                 else:
-                    fault("part-damaged", f"no {_BACKEND} is named in it", MEGATRON_CONFIG)
+                    fault("part-damaged", f"it names no {_BACKEND}", MEGATRON_CONFIG)
         if backend == _SEPARATE_BACKEND and MEGATRON_COMMON not in entries:
-            message = "all that is not sharded lies in it: iteration, arguments, schedules"
+            message = "missing; it has everything unsharded: iteration, arguments, schedules"
             fault("part-missing", message, MEGATRON_COMMON)
 
     def _note_unnamed_files(self) -> None:
@@ -385,7 +385,7 @@ class _DcpDirectory:
         for name in self._probe.entries:
             if name.endswith(".distcp") and name not in files and self._metadata.entries:
                 self._parts.findings.append(warning("part-extra", ".metadata does not name it", name))
-                self._parts.safety.append(not_scanned(name, "it was not looked into"))
+                self._parts.safety.append(not_scanned(name, "it was not checked"))
             elif _TEMPORARY.fullmatch(name):
                 message = "left behind by a save that was interrupted"
                 self._parts.findings.append(warning("part-temporary", message, name))

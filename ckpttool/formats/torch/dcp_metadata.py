@@ -89,7 +89,7 @@ class Metadata:
                 fields = _MetadataReader(self, path, name).run(judged.pickles[0].root)
         self.safety += (finding._replace(where=name) for finding in judged.safety)
         if judged.trailing or len(judged.pickles) > 1:
-            self.findings.append(error("pickle-trailing", "something lies behind the pickle's STOP", name))
+            self.findings.append(error("pickle-trailing", "data after the pickle's STOP", name))
         return fields
 
 
@@ -139,7 +139,7 @@ class _MetadataReader:
         dtype, shape = _element_type(fields["properties"]), self._numbers(fields["size"])
         entry = entries.setdefault(fqn, MetadataEntry(self._path_of(fqn), dtype, shape))
         if (entry.dtype, entry.shape) != (dtype, shape):
-            raise self._damage("another type or shape than another rank says", "metadata-disagrees", fqn=fqn)
+            raise self._damage("its type or shape differs from another rank's", "metadata-disagrees", fqn=fqn)
         if math.prod(shape) * dtype.bits > _MAX_INT64:
             raise self._damage(f"a tensor of shape {list(shape)}", "shape-overflow", fqn=fqn)
         known = set(entry.chunks)
@@ -163,7 +163,7 @@ class _MetadataReader:
         place = Extent(file, *self._numbers((start, nbytes)))
         self._metadata.places.setdefault(key, []).append(place)
         if self._place_of.setdefault(key, place) != place:
-            message = "two places are given for one chunk"
+            message = "a chunk has two places"
             self._metadata.findings.append(error("chunk-twice", message, fqn))
 
     def _compare_names(self, entries: Mapping[str, Any]) -> Iterator[Finding]:
@@ -194,7 +194,7 @@ class _MetadataReader:
         for fqn, offsets in self._place_of:
             if (fqn, offsets) not in described:
                 what = "an item" if offsets is None else f"a chunk at {list(offsets)}"
-                message = f"{self._name}: storage_data has {what}, and state_dict_metadata doesn't"
+                message = f"{self._name}: {what} in storage_data, but not in state_dict_metadata"
                 yield error("metadata-disagrees", message, fqn)
 
     def _path_of(self, fqn: str) -> Path:
@@ -220,7 +220,7 @@ def _fields(node: object, *kinds: tuple[str, str]) -> Mapping[str, Any]:
     """Return the fields of a dataclass of one of these kinds."""
     state = _state(node, *kinds)
     if not isinstance(state, dict) or not all(type(key) is str for key in state):
-        raise TypeError(f"{describe(node)!s:.60} without fields, or with one that has no name")
+        raise TypeError(f"{describe(node)!s:.60} without fields, or with an unnamed one")
     return state
 
 
@@ -238,11 +238,11 @@ def _element_type(node: object) -> DType:
     dtype, layout, requires_grad, encoding, pinned = state
     is_layout = isinstance(layout, Call) and layout.is_of("torch.serialization", "_get_layout")
     if not is_layout or len(layout.args) != 1 or layout.args[0] not in _LAYOUTS:
-        raise ValueError(f"{describe(layout)!s:.60} is no layout")
+        raise ValueError(f"{describe(layout)!s:.60} is not a layout")
     if not _is_memory_format(encoding):
-        raise ValueError(f"{describe(encoding)!s:.60} is no memory format")
+        raise ValueError(f"{describe(encoding)!s:.60} is not a memory format")
     if type(requires_grad) is not bool or type(pinned) is not bool:
-        raise ValueError("requires_grad or pin_memory is no boolean")
+        raise ValueError("requires_grad or pin_memory is not a boolean")
     return torch_dtype(dtype)
 
 

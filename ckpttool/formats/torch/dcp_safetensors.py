@@ -59,9 +59,7 @@ class DcpSafetensors(Format):
             # PyTorch's reader takes every .safetensors file for chunks.
             for name, entry in probe.entries.items():
                 if name.endswith(".safetensors") and not _is_rank_file(entry):
-                    parts.findings.append(
-                        warning("part-extra", "it is not named like a file of a rank", name)
-                    )
+                    parts.findings.append(warning("part-extra", "not named like a file of a rank", name))
             pairs = (pair for part in parts.parts.values() for pair in part.metadata.items())
             metadata = {key: value for key, value in pairs if key not in (_SHARDING, _VERSION)}
             return parts.checkpoint(
@@ -93,7 +91,7 @@ class DcpConsolidated(Format):
         (name,) = _indexes(probe)
         index = read_index(os.path.join(probe.path, name))
         checkpoint = open_set(self.name, probe, index, allows_losses=probe.allows_losses)
-        message = "the chunks that it was put together from; they were not looked at"
+        message = "the chunks that it was assembled from; not checked"
         checkpoint.findings = (*checkpoint.findings, note("not-part", message, _SHARDED))
         return checkpoint
 
@@ -113,7 +111,7 @@ def _check_names(parts: OpenedParts, names: list[str]) -> None:
     totals = {int(match["total"]) for match in matches}
     if len(totals) > 1:
         sizes = " and ".join(map(str, sorted(totals)[:4]))
-        parts.fault("part-count", f"the names of the files speak of sets of {sizes}", None)
+        parts.fault("part-count", f"the file names are from sets of {sizes}", None)
         return
     missing = _first_missing({int(match["part"]) for match in matches}, max(totals))
     if missing is not None:
@@ -126,7 +124,7 @@ def _check_names(parts: OpenedParts, names: list[str]) -> None:
         message = f"no file of rank {missing:,}; unless it had nothing to save, its file is lost"
         parts.findings.append(warning("part-missing", message))
     count = counted(max(ranks), "rank")
-    message = f"{count}; the files do not tell how many there were, so more may be lost"
+    message = f"{count}; the files don't record how many there were, so more may be lost"
     parts.findings.append(note("ranks-unknown", message))
     # A missing file comes first, as it explains the holes in tensors.
     parts.findings.sort(key=lambda finding: finding.code != "part-missing")
@@ -163,7 +161,7 @@ class _ChunkMerger:
                 chunks.append((start, tensor))
             else:
                 other = f"another file has {first.dtype} {list(first.shape)}"
-                message = f"{tensor.dtype} {list(tensor.shape)}, and {other}"
+                message = f"{tensor.dtype} {list(tensor.shape)}, but {other}"
                 self._parts.fault("metadata-disagrees", message, f"{name}: {tensor.name}")
 
     def tensors(self) -> Iterator[Tensor]:

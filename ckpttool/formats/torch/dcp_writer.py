@@ -186,7 +186,7 @@ class _MetadataPickler:
                 self.put(value.state)
                 self._write(b"b")
         else:
-            raise TypeError(f"no metadata holds a {type(value).__name__}")
+            raise TypeError(f"metadata can't hold a {type(value).__name__}")
 
     def _write_integer(self, value: int) -> None:
         """Write an integer in its shortest opcode."""
@@ -279,7 +279,7 @@ def _bounded_write(sink: Sink, limit: int) -> Callable[[bytes], object]:
 
     def write(data: bytes) -> None:
         if sink.offset + len(data) > limit:
-            raise ValueError(f"it would have more than {limit:,} bytes, as it shares what is in it")
+            raise ValueError(f"it would have more than {limit:,} bytes, since its objects are shared")
         sink.write(data)
 
     return write
@@ -361,11 +361,11 @@ class TorchDcpWriter(Writer):
     def trim(self, path: str, gone: Collection[Path]) -> Trim:
         place = os.path.join(path, METADATA)
         if not fs.exists(place):
-            raise Unsupported(path, "each rank wrote metadata of its own")
+            raise Unsupported(path, "each rank wrote its own metadata")
         metadata = Metadata()
         fields = metadata.add(place, METADATA)
         if metadata.transformed or metadata.safety:
-            found = "items that were transformed" if metadata.transformed else "more than plain data"
+            found = "transformed items" if metadata.transformed else "more than plain data"
             raise Unsupported(path, found, where=METADATA)
         if unknown := fields.keys() - _FIELDS:
             raise Unsupported(
@@ -373,7 +373,7 @@ class TorchDcpWriter(Writer):
             )
         files = {place.file for places in metadata.places.values() for place in places}
         if others := sorted(file for file in files if not file.endswith(".distcp")):
-            raise Unsupported(path, f"items in {others[0]}, which is no .distcp file", where=METADATA)
+            raise Unsupported(path, f"items in {others[0]}, which is not a .distcp file", where=METADATA)
         lost = frozenset(
             name
             for name, entry in metadata.entries.items()

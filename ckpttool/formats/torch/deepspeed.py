@@ -137,7 +137,7 @@ def _open_files(parts: OpenedParts, probe: Probe, skipped: Sequence[str]) -> lis
                 kind, numbers = _parse_name(name)
                 files.append(_StateFile(name, kind, part, **dict(numbers)))
         elif entry.is_dir(follow_symlinks=False) and name not in skipped:
-            parts.findings.append(warning("part-not-checked", "a directory that was not looked into", name))
+            parts.findings.append(warning("part-not-checked", "a directory that was not checked", name))
     return sorted(files, key=lambda file: file.kind != "model")
 
 
@@ -167,7 +167,7 @@ def _ranks(
     elif world is None:
         parts.findings.append(error("world-size", "no number of ranks (dp_world_size) in the model's states"))
     elif world * models > MAX_RANKS:
-        parts.findings.append(error("world-size", f"{world * models:,} ranks are not to be believed"))
+        parts.findings.append(error("world-size", f"implausible world size {world * models:,}"))
     else:
         expected = [*_expected_rank_files(files, stage, world, models)]
         if not is_universal:  # ds_to_universal copies the files of the ranks alone
@@ -191,7 +191,7 @@ def _note_other_ranks(
         is_cut = file.kind == "optimizer" or stage == 3
         numbers = range(world) if is_cut else (None,)
         if file.kind in ("model", "optimizer") and (file.dp not in numbers or file.mp >= models):
-            message = f"a rank that a job of {world:,} ranks does not have"
+            message = f"a rank beyond the {world:,} of the job"
             parts.findings.append(error("part-extra", message, file.name))
 
 
@@ -294,12 +294,12 @@ def _check_model_states(parts: Mapping[str, Checkpoint]) -> Iterator[Finding]:
     for name, part in parts.items():
         step, first_step = part.metadata.get("global_steps"), first.get("global_steps")
         if step != first_step:
-            message = f"saved at step {step!r:.20}, and the first rank's at {first_step!r:.20}"
+            message = f"saved at step {step!r:.20}, but the first rank's at {first_step!r:.20}"
             yield error("part-stale", message, name)
         for key in _JOB_SIZES:
             size, first_size = part.metadata.get(key), first.get(key)
             if size != first_size:
-                message = f"{key} is {size!r:.20}, and the first rank's is {first_size!r:.20}"
+                message = f"{key} is {size!r:.20}, but the first rank's is {first_size!r:.20}"
                 yield error("part-stale", message, name)
 
 
@@ -316,12 +316,12 @@ def _check_optimizers(parts: Sequence[Checkpoint]) -> Iterator[Finding]:
         name = os.path.basename(part.path)
         for key, step in _steps(part).items():
             if steps.get(key, step) != step:
-                message = f"{key} is {step!r:.20}, and the first rank's {steps[key]!r:.20}"
+                message = f"{key} is {step!r:.20}, but the first rank's {steps[key]!r:.20}"
                 yield error("part-stale", message, name)
                 break
         else:
             if any(checksums.get(path, crc) != crc for path, crc in _step_checksums(part).items()):
-                message = "its optimizer has made another number of steps than the first rank's"
+                message = "its optimizer has made a different number of steps than the first rank's"
                 yield error("part-stale", message, name)
 
 

@@ -142,7 +142,7 @@ def check_partitions(ranks: Ranks) -> Iterator[Finding]:
             )
             size = sum(tensor.size for tensor in flat_of(ranks, rank))
             if size != expected:
-                message = f"rank {rank} holds {size:,} elements, and the parameters need {expected:,} of each"
+                message = f"rank {rank} holds {size:,} elements, but the parameters need {expected:,} of each"
                 yield error("partition-sum", message, os.path.basename(ranks.optimizer[rank].path))
 
 
@@ -151,11 +151,11 @@ def _check_rank(ranks: Ranks, part: Checkpoint) -> Iterator[Finding]:
     # DeepSpeed's bfloat16 optimizer partitions as stage 1 does, but its states have no stage on any rank.
     has_stages = any(stage_in_states(other.metadata) is not None for other in ranks.optimizer.values())
     if stage != ranks.stage and has_stages:
-        message = f"ZeRO stage {stage}, and others have {ranks.stage}"
+        message = f"ZeRO stage {stage}, but others have {ranks.stage}"
         yield error("stage-disagrees", message, os.path.basename(part.path))
     for count in _partition_counts(part) if ranks.world else ():
         if count != ranks.world and not (ranks.has_experts and ranks.world % count == 0):
-            message = f"it speaks of {count:,} partitions, and the model's states of {ranks.world:,} ranks"
+            message = f"it names {count:,} partitions, but the model's states {ranks.world:,} ranks"
             yield error("partition-count", message, os.path.basename(part.path))
             return
 
@@ -179,7 +179,7 @@ def _check_groups(ranks: Ranks) -> Iterator[Finding]:
         copies = max(1, ranks.world // count)
         expected = sum(map(math.prod, group.values())) * copies
         if sizes and not expected <= sum(sizes) < expected + 2 * ranks.world:
-            message = f"group {index} has {sum(sizes):,} elements in all, and its parameters {expected:,}"
+            message = f"group {index} has {sum(sizes):,} elements in all, but its parameters {expected:,}"
             yield error("partition-sum", message, None)
 
 
@@ -319,7 +319,7 @@ class UniversalStates:
         self._shared: list[Tensor] = []
         self._has_directory = ZERO in probe.entries
         if not self._has_directory:
-            parts.fault("part-missing", "there is no such directory", ZERO)
+            parts.fault("part-missing", "no such directory", ZERO)
             return
         for entry in sorted(fs.entries(probe.entries[ZERO].path), key=lambda one: one.name):
             if entry.is_dir(follow_symlinks=False):
@@ -370,7 +370,7 @@ class UniversalStates:
         self._parts.note_missing([f"{ZERO}/{name}/{FP32}{_SUFFIX}" for name in missing])
         known = model.slices.keys() | model.names.keys()
         for name in [one for one in self._states if known and one not in known][:_MAX_NAMED]:
-            message = "the model states have no such parameter"
+            message = "no such parameter in the model states"
             self._parts.findings.append(error("part-extra", message, f"{ZERO}/{name}"))
         return expected
 
@@ -379,7 +379,7 @@ class UniversalStates:
         states = set().union(*self._states.values()) - {FP32}
         if not states:
             if self._states:
-                message = "no parameter has a state of the optimizer: there are weights alone"
+                message = "no optimizer state, only weights"
                 self._parts.findings.append(warning("part-missing", message, ZERO))
             return
         missing = [
@@ -410,7 +410,7 @@ class UniversalStates:
             return replace(tensor, shape=shape)
         expected = ", ".join(dict.fromkeys(str(list(one)) for one in slices[:_MAX_NAMED]))
         whose = "the model states say" if len(slices) == 1 else f"the slices of {len(slices):,} ranks have"
-        self._parts.fault("part-damaged", f"shape {list(tensor.shape)}, and {whose} {expected}", place)
+        self._parts.fault("part-damaged", f"shape {list(tensor.shape)}, but {whose} {expected}", place)
         return None
 
     def _add_parameter(self, directory: os.DirEntry[str]) -> None:
@@ -418,7 +418,7 @@ class UniversalStates:
         for entry in sorted(fs.entries(directory.path), key=lambda one: (one.name != f"{FP32}.pt", one.name)):
             place = f"{ZERO}/{directory.name}/{entry.name}"
             if not entry.is_file() or not entry.name.endswith(_SUFFIX):
-                self._parts.findings.append(warning("part-not-checked", "it was not looked into", place))
+                self._parts.findings.append(warning("part-not-checked", "it was not checked", place))
                 continue
             state = entry.name.removesuffix(_SUFFIX)
             self.paths.append(entry.path)
@@ -441,7 +441,7 @@ class UniversalStates:
     def _add_shared(self, entry: os.DirEntry[str]) -> None:
         place = f"{ZERO}/{entry.name}"
         if entry.name != _SHARED_STATES_FILE or not entry.is_file():
-            self._parts.findings.append(warning("part-not-checked", "it was not looked into", place))
+            self._parts.findings.append(warning("part-not-checked", "it was not checked", place))
             return
         self.paths.append(entry.path)
         part = self._parts.add_file(place, entry.path)

@@ -65,7 +65,7 @@ def local_parts(
     attributes = _state_attributes(state)
     leaf = read(attributes["_local_tensor"])
     if leaf is None or len(leaf.tensors) != 1:
-        raise TypeError("its local tensor is none")
+        raise TypeError("no local tensor")
     (path, parts), shape = leaf.tensors[0], _shape(args[2])
     if parts.dtype != torch_dtype(args[1]):
         raise TypeError(f"a local tensor of {parts.dtype.name}")
@@ -141,7 +141,7 @@ def _placement(node: Any, axes: int) -> tuple[str, int | None, int]:
     """Return a placement as text, the axis that it shards (None if it doesn't), and its split factor."""
     function = node.function if isinstance(node, Call) else None
     if not isinstance(function, Global):
-        raise TypeError("no placement")
+        raise TypeError("not a placement")
     name, fields = function.name, _state_attributes(node.state)
     if name not in ("Shard", "_StridedShard"):
         reduction = fields.get("reduce_op")
@@ -269,7 +269,7 @@ def _count(lengths: Any) -> int:
     """Return the number of processes along a dimension, which may be several flattened ones."""
     lengths = (lengths,) if type(lengths) is int else lengths
     if len(lengths) > _MAX_DIMENSIONS or not all(type(length) is int for length in lengths):
-        raise ValueError("dimensions in dimensions of a mesh")
+        raise ValueError("nested dimensions of a mesh")
     return math.prod(lengths)
 
 
@@ -292,20 +292,20 @@ def _sharded_tensor(
 ) -> Leaf[TensorParts]:
     """Return the local shards of a ``ShardedTensor``: nearly always one, but there may be none or several."""
     if not isinstance(state, tuple) or len(state) != _STATE_LENGTH:
-        raise TypeError("no state of a ShardedTensor")
+        raise TypeError("not the state of a ShardedTensor")
     shards, _, group, _, _ = state
     shape, dtype = _shape(args[2]), torch_dtype(args[1])
     numbers = _state_attributes(group.state)
     rank, world = numbers["global_rank"], numbers["global_world_size"]
     if type(rank) is not int or type(world) is not int:
-        raise TypeError("processes that are no numbers")
+        raise TypeError("ranks that are not numbers")
     common = Shard(shape, None, rank=rank, world=world)
     tensors: list[tuple[Path, TensorParts]] = []
     for index, node in enumerate(shards):
         fields = _state_attributes(node.state)
         leaf = read(fields["tensor"])
         if leaf is None or len(leaf.tensors) != 1:
-            raise TypeError("a shard that is no tensor")
+            raise TypeError("a shard that is not a tensor")
         (_, parts) = leaf.tensors[0]
         metadata = _state_attributes(fields["metadata"].state)
         box = Box(_shape(metadata["shard_offsets"]), _shape(metadata["shard_sizes"]))

@@ -179,7 +179,7 @@ def _size_number(size: Any) -> int:
     """Return the number of a size or stride; ``TypeError`` or ``KeyError`` if it isn't constant."""
     number = size["as_int"]
     if type(number) is not int:
-        raise TypeError("a size that is no number")
+        raise TypeError("a size that is not a number")
     return number
 
 
@@ -269,7 +269,7 @@ def _judge_operators(program: Mapping[str, Any], where: str) -> Iterator[Finding
             )
         elif target.startswith(_PYTHON_PREFIXES):
             message = (
-                f"its graph calls {target[:_SHOWN_CHARACTERS]}, which is a Python function and no operator"
+                f"its graph calls {target[:_SHOWN_CHARACTERS]}, which is a Python function, not an operator"
             )
             yield error("unsafe-op", message, where)
         else:
@@ -348,9 +348,7 @@ class _ProgramArchive:
         self.safety += _judge_operators(program, member.name)
         needs = set(_needed_tensors(program))
         if missing := sorted(needs - tensor_names):
-            message = (
-                f"the graph of {model} needs {len(missing):,} tensors that are not here, like {missing[0]!r}"
-            )
+            message = f"the graph of {model} needs {len(missing):,} missing tensors, like {missing[0]!r}"
             self.findings.append(error("weight-missing", message, member.name))
         inputs = user_inputs(program)
         description = {"inputs": inputs, "tensors": len(needs), **_describe_graph(program)}
@@ -371,7 +369,7 @@ class _ProgramArchive:
                 continue
             config = self._json(member).get("config")
             if not isinstance(config, dict):
-                found = "no config from names to tensors"
+                found = "no config that maps names to tensors"
                 raise DamagedCheckpoint(self._path, found, where=member.name, code="program-malformed")
             directory = f"data/{match['kind']}"
             prefix: Path = ("constants",) if match["kind"] == "constants" else ()
@@ -399,7 +397,7 @@ class _ProgramArchive:
             elif meta is not None:
                 yield (), replace(self._view(member, meta), role=role)
         except (KeyError, TypeError, AttributeError) as failure:
-            found = f"an entry that describes no tensor: {failure!r:.100}"
+            found = f"not the entry of a tensor: {failure!r:.100}"
             raise DamagedCheckpoint(self._path, found, where=fqn, code="tensor-damaged") from failure
 
     def _view(self, member: Member, meta: Mapping[str, Any]) -> TensorParts:
@@ -429,7 +427,7 @@ class _ProgramArchive:
             raise Unsupported(self._path, "a compressed archive inside the archive", where=member.name)
         content, start = self._archive.content(member), self._archive.offset(member)
         if content.read(start, min(len(LOCAL_MAGIC), member.size), member.name) != LOCAL_MAGIC:
-            failure = DamagedCheckpoint(self._path, "no archive of torch.save", where=member.name)
+            failure = DamagedCheckpoint(self._path, "not an archive of torch.save", where=member.name)
             failure.safety = pickle_findings(content, start, start + member.size, member.name)
             raise failure
         place = Extent(member.name, member.payload, member.size)

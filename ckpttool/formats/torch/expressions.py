@@ -128,7 +128,7 @@ def _bound(node: ast.expr) -> _Bound:
 
 def _bound_of_operation(operator: ast.operator, left: ast.expr, right: ast.expr) -> _Bound:
     if isinstance(operator, ast.BitXor):
-        raise HugeNumberError("SymPy reads its ^ as a power, which binds otherwise")
+        raise HugeNumberError("SymPy reads its ^ as a power, which has another precedence")
     if isinstance(operator, ast.Pow):
         return _bound(left) ** _exponent(right)
     if isinstance(operator, ast.LShift | ast.RShift):
@@ -322,7 +322,7 @@ def objection(text: str) -> str | None:
     try:
         parsed = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return "it is no expression"
+        return "it is not an expression"
     # A subscript may be the key of a dictionary of inputs, which a guard has between quotes.
     subscripts = [node.slice for node in ast.walk(parsed) if isinstance(node, ast.Subscript)]
     keys = {

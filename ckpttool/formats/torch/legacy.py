@@ -18,7 +18,7 @@ from ckpttool.containers.pickle.interpreter import Interpreter
 from ckpttool.containers.pickle.machine import PickleBudget
 from ckpttool.containers.pickle.pickle_detection import TORCH_MAGIC
 from ckpttool.containers.pickle.pickle_nodes import Global, Payload, Persistent, Pickle, references
-from ckpttool.containers.pickle.pickle_safety import attach_safety, judge, run
+from ckpttool.containers.pickle.pickle_safety import attach_safety, findings_of_pickle, run
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.dtypes import DType
 from ckpttool.core.errors import DamagedCheckpoint, Truncated
@@ -127,7 +127,7 @@ class LegacyPickles:
         except DamagedCheckpoint as failure:
             self.safety |= dict.fromkeys(failure.safety)
             raise
-        self.safety |= dict.fromkeys(judge(pickle, where))
+        self.safety |= dict.fromkeys(findings_of_pickle(pickle, where))
         self.sources |= interpreter.sources
         return pickle
 
@@ -143,11 +143,11 @@ def read_legacy(pickles: LegacyPickles, start: int, end: int) -> tuple[object, L
     magic, protocol, info, root, keys = (part.root for part in parts)
     path = pickles.source.path
     if magic != TORCH_MAGIC:
-        raise DamagedCheckpoint(path, "another magic number", expected=f"{TORCH_MAGIC:#x}", where=PARTS[0])
+        raise DamagedCheckpoint(path, "unknown magic number", expected=f"{TORCH_MAGIC:#x}", where=PARTS[0])
     if protocol != PROTOCOL:
         raise DamagedCheckpoint(path, str(describe(protocol)), expected=str(PROTOCOL), where=PARTS[1])
     if not isinstance(info, dict):
-        raise DamagedCheckpoint(path, "no system info", expected="a dictionary", where=PARTS[2])
+        raise DamagedCheckpoint(path, "not the system info", expected="a dictionary", where=PARTS[2])
     storages = LegacyStorages(pickles.source, _announced_storages(path, root))
     return root, storages, storages.locate(keys, parts[-1].end, end)
 
@@ -159,7 +159,7 @@ def _announced_storages(path: str, root: object) -> dict[str, tuple[DType | None
         if module_fields(reference.id) is None:
             key, dtype, count = _parse_storage_id(path, reference.id)
             if announced.setdefault(key, (dtype, count)) != (dtype, count):
-                found = "a storage that is referred to as two types or sizes"
+                found = "a storage with two types or sizes"
                 raise DamagedCheckpoint(path, found, where=f"storage {key}", code="storage-size")
     return announced
 
@@ -189,9 +189,9 @@ class LegacyStorages:
         # PyTorch takes the keys in this order, and the storages by it; a key that is missing, unused or
         # listed twice would shift or replace the bytes of others.
         if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
-            self._fail("no list of texts", PARTS[4], "tensor-damaged")
+            self._fail("not a list of strings", PARTS[4], "tensor-damaged")
         if len(set(keys)) != len(keys):
-            self._fail("a key that is listed twice", PARTS[4], "storage-missing")
+            self._fail("a duplicate key", PARTS[4], "storage-missing")
         if missing := self._announced.keys() - set(keys):
             self._fail("a tensor's storage is not listed", f"storage {min(missing)}", "storage-missing")
         if unused := set(keys) - self._announced.keys():
@@ -220,7 +220,7 @@ class LegacyStorages:
         key, _, _ = _parse_storage_id(self._source.path, persistent_id)
         storage = self.by_key.get(key)
         if storage is None or len(persistent_id) != 6:
-            self._fail("a persistent id that names no storage", PARTS[3], "tensor-damaged")
+            self._fail("a persistent id that is not a storage", PARTS[3], "tensor-damaged")
         # ``(view key, offset, size)`` in elements if it is a part of the storage, else None.
         view = persistent_id[5]
         if view is None:
@@ -236,7 +236,7 @@ class LegacyStorages:
 
     def _require(self, offset: int, nbytes: int, end: int, where: str) -> None:
         if offset + nbytes > end:
-            found = f"bytes {offset:,}..{offset + nbytes:,} lie behind the end"
+            found = f"bytes {offset:,}..{offset + nbytes:,} are past the end"
             raise Truncated(self._source.path, found, expected=f"{end:,} bytes", where=where)
 
     def _fail(self, found: str, where: str, code: str, expected: str | None = None) -> NoReturn:

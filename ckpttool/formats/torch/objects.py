@@ -70,7 +70,7 @@ Resolve = Callable[[Any], Storage]
 
 def no_storage(persistent_id: Any) -> NoReturn:
     """Refuse a persistent id where none names a storage; a ``Resolve``."""
-    raise TypeError("no storage")
+    raise TypeError("not a storage")
 
 
 class TorchObjects:
@@ -119,7 +119,7 @@ class TorchObjects:
                 try:
                     leaf = rebuild(self, call)
                 except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                    found = f"arguments that rebuild no tensor: {error}"
+                    found = f"invalid arguments of a tensor: {error}"
                     raise DamagedCheckpoint(
                         self.path, found, where=str(function), code="tensor-damaged"
                     ) from error
@@ -207,13 +207,13 @@ class TorchObjects:
         for reference in references(node, self._checked):
             self.leaf(reference)
 
-    # What torch._utils rebuilds ---------------------------------------------------------------------
+    # Functions of torch._utils ----------------------------------------------------------------------
 
     def _storage(self, node: object) -> Storage:
         if isinstance(node, Call) and node.is_of("torch.storage", "TypedStorage"):
             node = node.state["_untyped_storage"] if isinstance(node.state, dict) else node.args[0]
         if not isinstance(node, Persistent):
-            raise TypeError("no storage")
+            raise TypeError("not a storage")
         return self._resolve(node.id)
 
     def _tensor_v1(self, call: Call) -> Leaf[TensorParts]:
@@ -238,7 +238,7 @@ class TorchObjects:
         """Read the tensor in a wrapper: a parameter, a tensor on a device."""
         leaf = self.leaf(call.args[0])
         if leaf is None:
-            raise TypeError("no tensor")
+            raise TypeError("not a tensor")
         return leaf
 
     def _parameter_with_state(self, call: Call) -> Leaf[TensorParts]:
@@ -297,7 +297,7 @@ class TorchObjects:
         for name, node in zip(names, nodes, strict=True):
             leaf = self.leaf(node)
             if leaf is None:
-                raise TypeError(f"no tensor of {name}")
+                raise TypeError(f"not a tensor of {name}")
             yield from (((str(describe(name)), *path), parts) for path, parts in leaf.tensors)
 
     def _meta_tensor(self, call: Call) -> Leaf[TensorParts]:
@@ -313,10 +313,10 @@ class TorchObjects:
         # ``_rebuild_from_type_v2(function, class, args, state)``: the function rebuilds a tensor, which gets
         # the class and the state. A wrapper subclass (torchao's quantized tensors, for one) rebuilds without
         # values: its data are the tensors in the state, and its own shape is that of the whole.
-        # Not by `leaf`, which knows nodes by their address: this one is gone after the call.
+        # Not by `leaf`, which knows nodes by their address: this one is freed after the call.
         leaf = self._read_call(Call(function, args if isinstance(args, tuple) else (args,)))
         if leaf is None:
-            raise TypeError("no tensor")
+            raise TypeError("not a tensor")
         known = {parts.identity for _, parts in leaf.tensors if parts.identity is not None}
         attributes = tuple(item for item in self._attributes(state) if item[1].identity not in known)
         if not leaf.tensors or leaf.tensors[0][1].values is not None or not attributes:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from ckpttool.containers.pickle.pickle_nodes import Mapped
+from ckpttool.containers.pickle.pickle_nodes import DictSubclass
 from ckpttool.core.checkpoint import Checkpoint, Producer
 from ckpttool.core.errors import LimitExceeded
 from ckpttool.core.report import Finding, error, note, warning
@@ -108,7 +108,7 @@ def open_ranks(
         _note_missing(parts, job_files, world)
         parts.findings += _stale_findings(groups, world)
         parts.findings = [finding for finding in parts.findings if finding.code != _OTHER_RANKS_CODE]
-        message = "it lies beside the ranks' files, and was not looked at"
+        message = "next to the ranks' files; not checked"
         parts.findings += (note("not-part", message, name) for name in others)
         assembly = _Assembly(path, groups, is_whole=parts.complete)
         assembly.run()
@@ -151,7 +151,7 @@ def _files_of_one_world(parts: OpenedParts, files: Sequence[RankFile]) -> tuple[
         return world, list(files)
     for file in files:
         if file.world != world:
-            message = f"of a job of {file.world:,} ranks; others are of {world:,}"
+            message = f"from a job of {file.world:,} ranks; others are from {world:,}"
             parts.findings.append(error("part-extra", message, file.name))
     return world, [file for file in files if file.world == world]
 
@@ -179,7 +179,7 @@ def _shards(part: Checkpoint) -> Iterator[Shard]:
 def _note_missing(parts: OpenedParts, files: Sequence[RankFile], world: int) -> None:
     """Add findings for the files of a job of ``world`` ranks that are missing, and for others."""
     if world > MAX_RANKS:
-        parts.fault("part-missing", f"{world:,} ranks are not to be believed", None)
+        parts.fault("part-missing", f"implausible world size {world:,}", None)
         return
     present = {(file.stem, file.rank) for file in files}
     missing = []
@@ -190,7 +190,7 @@ def _note_missing(parts: OpenedParts, files: Sequence[RankFile], world: int) -> 
     parts.note_missing(missing)
     for file in files:
         if file.rank >= world:
-            message = f"a rank that a job of {world:,} ranks does not have"
+            message = f"a rank beyond the {world:,} of the job"
             parts.findings.append(error("part-extra", message, file.name))
 
 
@@ -205,11 +205,13 @@ def _stale_findings(groups: Sequence[_RankGroup], world: int) -> Iterator[Findin
             shards = list(_shards(part))
             worlds = {shard.world for shard in shards if shard.world} - {world}
             if worlds:
-                message = f"its tensors were cut for {max(worlds):,} ranks, and this is a job of {world:,}"
+                message = (
+                    f"its tensors were sharded for {max(worlds):,} ranks, but this is a job of {world:,}"
+                )
                 yield error("part-stale", message, file.name)
             ranks = {shard.rank for shard in shards if shard.rank is not None} - {rank}
             if ranks:
-                message = f"it holds what rank {min(ranks):,} kept: a file with another's name"
+                message = f"it holds the shards of rank {min(ranks):,}: a file with the wrong name"
                 yield error("part-stale", message, file.name)
         yield from _step_findings(group, firsts)
 
@@ -224,7 +226,7 @@ def _step_findings(group: _RankGroup, firsts: dict[str, tuple[object, str]]) -> 
                 continue
             first, first_file = firsts.setdefault(name, (value, file.name))
             if first != value:
-                message = f"{name.replace('_', ' ')} {value!r:.20}, and {first_file} says {first!r:.20}"
+                message = f"{name.replace('_', ' ')} {value!r:.20}, but {first_file} says {first!r:.20}"
                 yield error("part-stale", message, file.name)
                 break
 
@@ -263,7 +265,7 @@ class _Assembly:
         for _, tensors in sorted(self._by_rank.items()):
             self.tensors += tensors
         if self._cuts:
-            message = "the ranks have slices of it, and how they were cut is not said"
+            message = "ranks hold different slices, but the files don't record the sharding"
             if len(self._cuts) > 1:
                 message += f"; {counted(len(self._cuts) - 1, 'other tensor')} likewise"
             self.findings.append(warning("cut-not-said", message, self._cuts[0]))
@@ -320,7 +322,7 @@ class _Assembly:
         for part in strangers:
             other_dtype, other_shape = _global_type(part.tensor)
             expected = f"a part of {dtype} {list(shape)} in {first.file}"
-            message = f"{_name(path)} is {other_dtype} {list(other_shape)}, and {expected}"
+            message = f"{_name(path)} is {other_dtype} {list(other_shape)}, but {expected}"
             self._fault(error("part-stale", message, part.file))
             self._add_for_rank(full_path, part)
 
@@ -359,7 +361,7 @@ class _Assembly:
         is_step = path[-1] == "step" and first.tensor.role is Role.OPTIMIZER and first.tensor.size == 1
         if is_step and _are_same(first, other) is False and other.file not in self._stale:
             self._stale.add(other.file)
-            message = f"its optimizer has made another number of steps than that of {first.file}"
+            message = f"its optimizer has made a different number of steps than that of {first.file}"
             self._fault(error("part-stale", message, other.file))
 
     def _add_for_rank(self, path: Path, part: _RankTensor) -> None:
@@ -379,7 +381,7 @@ class _Assembly:
             if first is part or _are_same(first, part):
                 continue
             if _are_same(first, part) is False and not part.tensor.shard.is_partial:
-                message = f"{_name(path)} is a copy of what rank {first.rank:,} has, and differs from it"
+                message = f"{_name(path)} is replicated, but differs from that of rank {first.rank:,}"
                 self.findings.append(warning("replica-differs", message, part.file))
                 self._check_step(path, first, part)
             self._add_for_rank(path, part)
@@ -394,7 +396,7 @@ class _Assembly:
         if len(parts) == 1 and shards and shards[0].is_whole:
             return first
         if len(shards) < len(parts) or any(shard.ranges is None for shard in shards):
-            self._fault(error("chunks-wrong", "which part of it a rank has is not said", name))
+            self._fault(error("chunks-wrong", "the files don't record the part that a rank has", name))
             return empty
         self._pieces += sum(math.prod(len(runs) for runs in shard.ranges or ()) for shard in shards)
         if self._pieces > _MAX_PIECES:
@@ -406,7 +408,7 @@ class _Assembly:
             self.is_whole = False
             self.findings += [fault] if self._has_all_ranks else []
         elif whole.values is None:
-            message = "its elements don't lie in the files as they are: it can't be put together"
+            message = "its elements are not stored as they are, so it can't be assembled"
             self._fault(error("part-not-read", message, name))
         return whole
 
@@ -538,9 +540,9 @@ def _add_missing(first: object, other: object, depth: int = 0) -> object:
 
 
 def _mapped_like(example: dict[Any, Any], pairs: dict[Any, Any]) -> dict[Any, Any]:
-    if not isinstance(example, Mapped):
+    if not isinstance(example, DictSubclass):
         return pairs
-    return Mapped(example.kind, pairs, example.state, example.factory)
+    return DictSubclass(example.kind, pairs, example.state, example.factory)
 
 
 def _name(path: Path) -> str:

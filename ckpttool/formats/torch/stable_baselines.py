@@ -102,7 +102,7 @@ class _Agent:
         from ckpttool.formats.torch.dcp_items import open_item
 
         if member.method != STORED:
-            raise Unsupported(self._path, "files of tensors that are compressed", where=member.name)
+            raise Unsupported(self._path, "compressed files of tensors", where=member.name)
         place = Extent(probe.name, member.payload, member.stored)
         item = self.items[stem] = open_item(probe.source, place, stem)
         self.findings += (add_part_name(finding, member.name) for finding in item.findings)
@@ -113,7 +113,7 @@ class _Agent:
         data = self._archive.read(self._archive.require(self._members.get(SETTINGS), SETTINGS))
         settings = parse_json(self._path, data, "config", constants=True)
         if not isinstance(settings, dict):
-            raise DamagedCheckpoint(self._path, "no JSON object", where=SETTINGS, code="config-not-json")
+            raise DamagedCheckpoint(self._path, "not a JSON object", where=SETTINGS, code="config-not-json")
         return {key: self._read_setting(key, value) for key, value in settings.items()}
 
     def _read_setting(self, key: str, value: object) -> object:
@@ -123,7 +123,7 @@ class _Agent:
         try:
             data = base64.b64decode(value[_PICKLED])
         except (TypeError, ValueError):
-            self.safety.append(not_scanned(where, "no base64 where a pickle should be"))
+            self.safety.append(not_scanned(where, "not base64 where a pickle should be"))
         else:
             self.safety += pickle_findings(Buffer(self._path, data), 0, len(data), where)
         return str(value.get(_TYPE, "<a pickle>"))

@@ -111,14 +111,14 @@ def read_tar(source: Source) -> tuple[dict[str, TarMember], list[Finding]]:
         offset = -(-member.end // _BLOCK) * _BLOCK
         source.check(member.offset, offset - member.offset, member.name)
         if source.read(member.end, offset - member.end).strip(b"\0"):
-            findings.append(error("tar-padding", "the padding behind the member is not zero", member.name))
+            findings.append(error("tar-padding", "the padding after the member is not zero", member.name))
     if missing := [name for name in MEMBERS if name not in members]:
         raise DamagedCheckpoint(source.path, f"no member {missing[0]}", code="tar-member")
     _block(source, offset + _BLOCK)
     # From the end mark on, a tar is filled up with zeros to a whole record.
     end = min(-(-(offset + 2 * _BLOCK) // _RECORD) * _RECORD, source.size)
     if source.read(offset, end - offset).strip(b"\0"):
-        findings.append(error("tar-padding", "the padding behind the last member is not zero"))
+        findings.append(error("tar-padding", "the padding after the last member is not zero"))
     if source.size > end:
         trailing = source.size - end
         findings.append(trailing_bytes(trailing, "the end of the tar"))
@@ -151,7 +151,7 @@ def _number(source: Source, field: bytes, where: str) -> int:
         return int.from_bytes(field[1:], "big")
     digits = field.strip(b" \0")
     if not digits or digits.strip(b"01234567"):
-        found = f"{field!r} in place of a number"
+        found = f"{field!r} instead of a number"
         raise DamagedCheckpoint(source.path, found, where=where, code="tar-header")
     return int(digits, 8)
 
@@ -175,13 +175,13 @@ class _TarReader:
         """Return the fields of a pickled tuple or list of a known length."""
         fields = self.pickle()
         if not isinstance(fields, list | tuple) or len(fields) != length:
-            self.fail(f"no {length} fields")
+            self.fail(f"not {length} fields")
         return fields
 
     def count(self) -> int:
         count = self.pickle()
         if type(count) is not int or count < 0:
-            self.fail("no count")
+            self.fail("not a count")
         return count
 
     def integers(self, count: int) -> tuple[int, ...]:
@@ -193,7 +193,7 @@ class _TarReader:
         """Skip bytes, and return their offset."""
         start = self.offset
         if start + nbytes > self._member.end:
-            found = f"bytes {start:,}..{start + nbytes:,} lie behind the end of the member"
+            found = f"bytes {start:,}..{start + nbytes:,} are past the end of the member"
             expected = f"{self._member.end:,}"
             raise Truncated(self.source.path, found, expected=expected, where=self._member.name)
         self.offset += nbytes
@@ -202,7 +202,7 @@ class _TarReader:
     def trailing_findings(self) -> list[Finding]:
         """Return an error if bytes of the member are left that nothing declares."""
         trailing = self._member.end - self.offset
-        end = "the end of what the member holds"
+        end = "the end of the member's content"
         return [trailing_bytes(trailing, end, self._member.name)] if trailing else []
 
     def fail(self, found: str) -> NoReturn:
@@ -228,7 +228,7 @@ class _TarContents:
         self._objects = TorchObjects(pickles.source.path, no_storage)
         info = self._reader("sys_info")
         if not isinstance(info.pickle(), dict):
-            info.fail("no system info")
+            info.fail("not the system info")
         self._findings += info.trailing_findings()
         self._read_storages(self._reader("storages"))
         self._read_tensors(self._reader("tensors"))
@@ -262,7 +262,7 @@ class _TarContents:
         views = reader.pickle()
         for view in views if isinstance(views, list | tuple) else [None]:
             if not isinstance(view, list | tuple) or len(view) != 4:
-                reader.fail("no view of a storage")
+                reader.fail("not a view of a storage")
             key, root, offset, count = view
             self._require_new(reader, key)
             self.storages[key] = view_of(reader.source.path, self._storage_of(reader, root), offset, count)
@@ -283,12 +283,12 @@ class _TarContents:
 
     def _storage_of(self, reader: _TarReader, key: object) -> Storage:
         if type(key) is not int or key not in self.storages:
-            reader.fail(f"a reference to a storage {describe(key)}, which is not there")
+            reader.fail(f"a reference to an unknown storage {describe(key)}")
         return self.storages[key]
 
     def _require_new(self, reader: _TarReader, key: object) -> None:
         if type(key) is not int or key in self.storages or key in self.tensors:
-            reader.fail(f"a key {describe(key)}, which is no number, or used twice")
+            reader.fail(f"an invalid or duplicate key {describe(key)}")
 
 
 class _TarObjects(TorchObjects):
@@ -306,7 +306,7 @@ class _TarObjects(TorchObjects):
             return Leaf((((), self._contents.tensors[key]),))
         storage = self._contents.storages.get(key) if type(key) is int else None
         if storage is None or storage.dtype is None:
-            found = f"a reference to {describe(node.id)}, which is not there"
+            found = f"an unknown reference {describe(node.id)}"
             raise DamagedCheckpoint(self.path, found, where="pickle", code="tensor-damaged")
         shape = (storage.nbytes // storage.dtype.itemsize,)
         return Leaf((((), self.tensor_view(storage, storage.dtype, 0, shape, (1,))),))

@@ -28,9 +28,9 @@ def judge_classes(names: Iterable[str], where: str) -> Iterator[Finding]:
     unchecked = sorted(name for name in found & known.keys() if known[name])
     if foreign:
         shown = ", ".join(name[:80] for name in foreign[:_SHOWN])
-        yield warning("custom-ops", f"it uses classes in C++ that only other code registers: {shown}", where)
+        yield warning("custom-ops", f"it uses C++ classes that only other code registers: {shown}", where)
     if unchecked:
-        message = f"it uses classes in C++ that don't check their settings: {', '.join(unchecked)}"
+        message = f"it uses C++ classes that don't check their settings: {', '.join(unchecked)}"
         yield warning("unchecked-ops", message, where)
 
 

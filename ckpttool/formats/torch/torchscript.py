@@ -19,7 +19,7 @@ from typing import ClassVar
 from zlib import crc32
 
 from ckpttool.containers.pickle.pickle_nodes import Call, Global, children, nodes
-from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, judge
+from ckpttool.containers.pickle.pickle_safety import PickleSequence, attach_safety, findings_of_pickle
 from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, error_of
 from ckpttool.core.report import Finding, error, not_scanned
@@ -145,7 +145,7 @@ class _ArchivePickles:
                     self._interpret(name)
                 except CheckpointError as failure:
                     if isinstance(failure, DamagedCheckpoint):
-                        message = f"a pickle that breaks off: {failure.reason}"
+                        message = f"a damaged pickle: {failure.reason}"
                         rest = not_scanned(member.name, message)
                         self.safety |= dict.fromkeys((*failure.safety, rest))
                     self.findings.append(error_of(failure, failure.where or member.name))
@@ -156,7 +156,7 @@ class _ArchivePickles:
         """Yield an error for each class of an object that the archive's code doesn't define."""
         for name in sorted(f"{name.module}.{name.name}" for name in self._defined):
             if not name.startswith(CLASSES) and name.encode() not in code:
-                yield error("class-undefined", "the code lacks this class, which an object has", name)
+                yield error("class-undefined", "no code for this class of an object", name)
 
     def _interpret(self, name: str) -> PickleSequence:
         self._read.add(name)
@@ -165,13 +165,13 @@ class _ArchivePickles:
         for pickle in judged.pickles:
             # Loading doesn't import the archive's own classes, so they aren't judged.
             imported = {name: at for name, at in pickle.names.items() if not _is_own(name)}
-            self.safety |= dict.fromkeys(judge(replace(pickle, names=imported), member.name))
+            self.safety |= dict.fromkeys(findings_of_pickle(replace(pickle, names=imported), member.name))
         names = (f"{name.module}.{name.name}" for pickle in judged.pickles for name in pickle.names)
         classes = [name.removeprefix(CLASSES) for name in names if name.startswith(CLASSES)]
         self.safety |= dict.fromkeys(judge_classes(classes, member.name))
         more = len(judged.pickles) - 1
         if more or judged.trailing:
-            message = f"{more} more pickles and {judged.trailing:,} bytes behind the first pickle"
+            message = f"{more} more pickles and {judged.trailing:,} bytes after the first pickle"
             self.findings.append(error("pickle-trailing", message, member.name))
         return judged
 
@@ -207,12 +207,12 @@ def _unwrap(node: object) -> object:
 
 def _model_attributes(root: object, objects: TorchObjects, path: str) -> Flat[TensorParts]:
     """Return the attributes of the model, each tensor under its dotted name."""
-    # TorchScript doesn't tell parameters from other tensors. Tensors that are attributes of a module count as
-    # weights; those in its lists and dictionaries aren't part of a state dict.
+    # TorchScript doesn't distinguish parameters from other tensors. Tensors that are attributes of a module
+    # count as weights; those in its lists and dictionaries aren't part of a state dict.
     weights: set[int] = set()
     for node in nodes(root):
         if isinstance(node, Call) and _own_class(node):
-            # An object whose state is no dictionary is packed parameters, as of a quantized layer.
+            # An object whose state is not a dictionary is packed parameters, as of a quantized layer.
             held = node.state.values() if isinstance(node.state, dict) else nodes(node.state)
             weights.update(map(id, held))
 

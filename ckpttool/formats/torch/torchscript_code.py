@@ -145,8 +145,8 @@ def judge_types(root: object, classes: Mapping[str, Sequence[Class]], where: str
     for node in nodes(root):
         for name, value, declared in values.declared(node):
             if declared is None or not values.is_of(value, declared):
-                what = "one that its code declares" if declared is None else f"{declared!s:.{_SHOWN_NAMES}}"
-                yield warning("unchecked-ops", f"{name[:_SHOWN_NAMES]} is not known to be {what}", where)
+                what = "of a declared type" if declared is None else f"{declared!s:.{_SHOWN_NAMES}}"
+                yield warning("unchecked-ops", f"{name[:_SHOWN_NAMES]} may not be {what}", where)
                 return
 
 
@@ -166,7 +166,7 @@ class _Values:
             text = node.args[1]
             tokens = _TYPE_TOKEN.findall(text.encode("utf-8", "replace")) if isinstance(text, str) else []
             tag, end = read_type(tokens, 0)
-            yield "what has a tag", node.args[0], tag if end == len(tokens) else None
+            yield "a tagged value", node.args[0], tag if end == len(tokens) else None
         elif isinstance(node.state, dict) and name.startswith("__torch__.") and not name.startswith(CLASSES):
             defined = self._classes.get(name, ())
             attributes = defined[0].attributes if len(defined) == 1 else ()
@@ -402,17 +402,17 @@ def without_mangles(text: bytes) -> bytes:
 def judge_text(text: bytes, where: str) -> Iterator[Finding]:
     """Judge the effects, besides computing, of running a text."""
     if len(text) > MAX_TEXT:
-        yield not_scanned(where, f"{len(text):,} bytes of code, more than are searched")
+        yield not_scanned(where, f"{len(text):,} bytes of code, too many to search")
         return
     references = CodeReferences(text)
     yield from OPERATORS.judge(references.operators, where, "its code calls")
     yield from judge_classes(references.classes, where)
     if references.unresolved:
         names = ", ".join(sorted(references.unresolved))
-        message = f"its code hands on {names}, so that it can't be told what it calls"
+        message = f"its code passes {names} on, so its calls are unknown"
         yield error("unsafe-op", message, where)
     if casts := sorted(set(unchecked_casts(references.tokens))):
-        message = f"its code takes values for {', '.join(casts[:_SHOWN])} unchecked"
+        message = f"its code casts values to {', '.join(casts[:_SHOWN])} unchecked"
         yield warning("unchecked-ops", message, where)
     if references.readable < len(text):
         message = f"code that PyTorch can't read from byte {references.readable:,} on"
@@ -471,7 +471,7 @@ def judge_byte_code(texts: Iterable[str], where: str) -> Iterator[Finding]:
             operators.add(text)
         elif _CLASS_PATH[0] in text:
             classes |= CodeReferences(text.encode("utf-8", "surrogatepass")).classes
-    message = "byte code, which the lite interpreter runs without checking what it reads and writes"
+    message = "byte code, which the lite interpreter runs without checking memory accesses"
     yield warning("unchecked-ops", message, where)
     yield from OPERATORS.judge(operators, where, "its byte code calls")
     yield from judge_classes(classes, where)

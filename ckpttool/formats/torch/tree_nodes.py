@@ -138,9 +138,9 @@ def metadata_of(tree: object, tensors: tuple[Tensor, ...], path: str) -> Mapping
     for tensor_path, parts in flat.tensors:
         name = ".".join(map(str, tensor_path or ("tensor",)))
         if missing.pop(name, None) != owners.get(id(parts.values)) and parts.values is not None:
-            raise ValueError(f"the tree has another tensor in the place {name}")
+            raise ValueError(f"the tree has a different tensor at {name}")
     if missing:
-        raise ValueError(f"the tree does not hold the tensor {next(iter(missing))}")
+        raise ValueError(f"the tree lacks the tensor {next(iter(missing))}")
     return _as_mapping(flat.plain)
 
 
@@ -166,7 +166,7 @@ class _TreeTensors(TorchObjects):
             parts = TensorParts(node.dtype, node.shape, node.values, node.extent, node.storage)
             return Leaf((((), parts),))
         if isinstance(node, Opaque):
-            return Leaf(plain=f"<{node.what}>") if node.content is None else None
+            return Leaf(plain=f"<{node.reason}>") if node.content is None else None
         if isinstance(node, complex):
             return Leaf(plain=describe(Call(Global("builtins", "complex"), (node.real, node.imag))))
         if isinstance(node, bytearray):
@@ -181,7 +181,7 @@ class _TreeTensors(TorchObjects):
         first, function = call.args[0], call.function
         if function == FROM_TYPE and len(call.args) == 3:
             if isinstance(first, Call) and first.function == FROM_TYPE:
-                raise ValueError("a tensor of a class in a class")
+                raise ValueError("a tensor subclass in a tensor subclass")
             inner = self.leaf(first)
             return inner and with_attributes(inner, self._attributes(call.args[2]))
         if not isinstance(first, Tensor):

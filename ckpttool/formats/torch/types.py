@@ -28,7 +28,7 @@ def sizes(node: Any) -> tuple[int, ...]:
     if isinstance(node, Call) and node.is_of("torch", "Size"):
         node = node.args[0] if node.args else ()
     if not isinstance(node, list | tuple):
-        raise TypeError("no shape")
+        raise TypeError("not a shape")
     return tuple(node)
 
 
@@ -36,7 +36,7 @@ def checked_sizes(node: Any) -> tuple[int, ...]:
     """Return a shape that no stored bytes confirm, such as that of a sparse tensor, after checking it."""
     shape = sizes(node)
     if not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"{describe(shape)} is no shape")
+        raise ValueError(f"{describe(shape)} is not a shape")
     return shape
 
 
@@ -44,7 +44,7 @@ def torch_dtype(node: object) -> DType:
     """Return the type that a ``torch.<dtype>`` global names."""
     if isinstance(node, Global) and node.module == "torch" and node.name in BY_TORCH:
         return BY_TORCH[node.name]
-    raise TypeError(f"{describe(node)} is no element type")
+    raise TypeError(f"{describe(node)} is not an element type")
 
 
 def storage_dtype(node: object) -> DType | None:
@@ -55,7 +55,7 @@ def storage_dtype(node: object) -> DType | None:
             return None
         if name in BY_STORAGE:
             return BY_STORAGE[name]
-    raise TypeError(f"{describe(node)} is no storage class")
+    raise TypeError(f"{describe(node)} is not a storage class")
 
 
 def sparse_layout(node: object) -> str:
@@ -63,7 +63,7 @@ def sparse_layout(node: object) -> str:
     name = node.args[0] if isinstance(node, Call) and node.args else describe(node)
     layout = str(name).removeprefix("torch.")
     if layout not in COMPONENTS:
-        raise TypeError(f"{layout} is no sparse layout")
+        raise TypeError(f"{layout} is not a sparse layout")
     return layout
 
 

@@ -67,9 +67,7 @@ class PyTorchWriter(Writer):
         if content.tree is None or limit is not None:
             for tensor in content.owned:
                 if tensor.dtype.name in QUANTIZED:
-                    yield (
-                        f"{tensor.name}: {tensor.dtype} means nothing without the scales that lie around it"
-                    )
+                    yield (f"{tensor.name}: {tensor.dtype} is meaningless without its scales")
             yield from name_refusals(tensor.name for tensor in content.tensors)
         else:
             yield from name_refusals({str(key) for tensor in content.tensors for key in tensor.path})
@@ -125,7 +123,7 @@ def name_refusals(names: Iterable[str]) -> Iterator[str]:
     for name in names:
         nbytes = len(name.encode("utf-8", "surrogatepass"))
         if nbytes > PAYLOAD_BYTES:
-            yield f"{name}: a name of {nbytes:,} bytes, and at most {PAYLOAD_BYTES:,} are read (use --map)"
+            yield f"{name}: a name of {nbytes:,} bytes; at most {PAYLOAD_BYTES:,} are read (use --map)"
 
 
 def _index_metadata(content: Content) -> dict[str, str]:
@@ -170,7 +168,7 @@ def write_archive(sink: Sink, root: str, tree: object, sidecar: bytes | None = N
     Args:
         root: The directory of all its records.
         tree: The object, as ``Content.tree`` has it.
-        sidecar: A record of what PyTorch's format can't hold, if anything.
+        sidecar: Content of the sidecar record; None for no record.
     """
     storages, archive = Storages(), TorchZip(sink)
     try:

@@ -124,16 +124,14 @@ class Records:
             prefix, _, name = member.name.partition("/")
             folded = name.casefold()
             if prefix != root:  # its name is damaged
-                self._findings.append(
-                    error("zip-roots", f"a record outside of {root}; left out", member.name)
-                )
+                self._findings.append(error("zip-roots", f"a record outside {root}; omitted", member.name))
                 continue
             # Of two records with one name PyTorch loads either, depending on their order: a file that shows
             # one content to a scanner and another to PyTorch.
             if folded in self.by_name:
                 raise duplicate_record(path, member.name)
             if folded != name and (folded.startswith("data/") or folded == "data.pkl"):
-                self._findings.append(warning("zip-case", "a record's name in unusual case", member.name))
+                self._findings.append(warning("zip-case", "unusual case in a record's name", member.name))
             self.by_name[folded] = member
         for other, member in (archive.rescue.aliases if archive.rescue else {}).items():
             self.by_name.setdefault(other.partition("/")[2].casefold(), member)
@@ -156,7 +154,7 @@ class Records:
     def byteorder(self) -> Literal["little", "big"]:
         """Return the byte order of the storages."""
         order = self.text("byteorder")
-        # It has two possible texts, so the checksum in the directory tells which one a lost record held.
+        # It has two possible texts, so the checksum in the directory identifies the text of a lost record.
         if "byteorder" in self.lost:
             stated = self.lost["byteorder"].crc32
             order = next((one for one in ("little", "big") if zlib.crc32(one.encode()) == stated), None)
@@ -211,9 +209,9 @@ class Records:
         No framework loads them by itself, but a program that ships one may (``np.load`` opens any zip).
         """
         # Before version 1.2 a TorchScript archive named the records of its code in ``model.json``. A PyTorch
-        # that still loads those goes by that record, so code may be under any name.
+        # that still loads those reads that record, so code may be under any name.
         if _OLD_SCRIPT in self.by_name:
-            message = "TorchScript of before version 1.2, whose code was not looked at"
+            message = "TorchScript from before version 1.2, whose code was not checked"
             yield not_scanned(self.by_name[_OLD_SCRIPT].name, message)
         for member in self.archive.members:
             name = member.name.partition("/")[2].casefold()
@@ -301,9 +299,9 @@ def element_types(tensors: Tensors) -> dict[tuple[int, int], DType]:
 def trailing_findings(judged: PickleSequence) -> Iterator[Finding]:
     """Yield an error if something follows the first pickle of ``data.pkl``."""
     if len(judged.pickles) > 1:
-        yield error("pickle-trailing", f"{len(judged.pickles) - 1} more pickles behind the first", "data.pkl")
+        yield error("pickle-trailing", f"{len(judged.pickles) - 1} more pickles after the first", "data.pkl")
     if judged.trailing:
-        yield error("pickle-trailing", f"{judged.trailing:,} bytes behind the pickle's STOP", "data.pkl")
+        yield error("pickle-trailing", f"{judged.trailing:,} bytes after the pickle's STOP", "data.pkl")
 
 
 class StorageRecords:
@@ -390,11 +388,11 @@ def parse_persistent_id(path: str, persistent_id: Any) -> tuple[str, DType | Non
             raise TypeError(f"a {type(persistent_id).__name__}")
         kind, storage_class, key, _, count = persistent_id[:5]
         if kind not in ("storage", b"storage") or type(count) is not int or count < 0:
-            raise TypeError("another kind, or no number of elements")
+            raise TypeError("an unknown kind, or no number of elements")
         key = key.decode("ascii") if isinstance(key, bytes) else key
         if not isinstance(key, str | int):
             raise TypeError(f"a key that is a {type(key).__name__}")
         return str(key), storage_dtype(storage_class), count
     except (TypeError, ValueError, UnicodeDecodeError) as failure:
-        found = f"a persistent id that names no storage: {failure}"
+        found = f"a persistent id that is not a storage: {failure}"
         raise DamagedCheckpoint(path, found, where="data.pkl", code="tensor-damaged") from failure

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ckpttool.containers.pickle.pickle_nodes import Mapped
+from ckpttool.containers.pickle.pickle_nodes import DictSubclass
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.core.tensor import Span, Tensor
@@ -232,7 +232,7 @@ class TreeConflict(ValueError):
 
 def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
     """Return the union of two trees; dictionaries are united key by key, other values must be equal."""
-    if isinstance(one, Mapped) and isinstance(two, Mapped):
+    if isinstance(one, DictSubclass) and isinstance(two, DictSubclass):
         is_one_class = one.kind == two.kind and _are_equal(one.factory, two.factory)
     else:
         is_one_class = type(one) is type(two)
@@ -240,11 +240,11 @@ def unite_trees(one: object, two: object, path: tuple[str, ...] = ()) -> object:
         pairs = {**one}
         for key, value in two.items():
             pairs[key] = unite_trees(one[key], value, (*path, str(key))) if key in one else value
-        if isinstance(one, Mapped) and isinstance(two, Mapped):
+        if isinstance(one, DictSubclass) and isinstance(two, DictSubclass):
             state = two.state if one.state is None else one.state
             if one.state is not None and two.state is not None:
                 state = unite_trees(one.state, two.state, (*path, "<state>"))
-            return Mapped(one.kind, pairs, state, one.factory)
+            return DictSubclass(one.kind, pairs, state, one.factory)
         return pairs
     if not _are_equal(one, two):
         raise TreeConflict(".".join(path), f"{_excerpt(two)}, but {_excerpt(one)} in an earlier part")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from ckpttool.containers.pickle.pickle_nodes import Mapped
+from ckpttool.containers.pickle.pickle_nodes import DictSubclass
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint
 from ckpttool.core.report import Finding, Problem, Severity
@@ -149,7 +149,11 @@ def keep_first_rank(checkpoint: Checkpoint, sources: tuple[str, ...]) -> MergedC
     tree = checkpoint.tree
     if isinstance(tree, dict):
         pairs = {key: value for key, value in tree.items() if not is_rank_key(key)}
-        tree = Mapped(tree.kind, pairs, tree.state, tree.factory) if isinstance(tree, Mapped) else pairs
+        tree = (
+            DictSubclass(tree.kind, pairs, tree.state, tree.factory)
+            if isinstance(tree, DictSubclass)
+            else pairs
+        )
     whole = with_contents(
         checkpoint,
         tensors=tensors,

@@ -126,12 +126,12 @@ def _known_outcome(pair: TensorPair) -> Outcome | None:
             return NotCompared(side, f"its values can't be read: {tensor.dtype.name} {list(tensor.shape)}")
         if tensor.dtype.kind == "string" and other.dtype is not tensor.dtype:
             return NotCompared(
-                side, f"{tensor.dtype.name} elements, and {other.dtype.name} on the other side"
+                side, f"{tensor.dtype.name} elements, but {other.dtype.name} on the other side"
             )
         if is_expanded_too_far(tensor):
-            return NotCompared(side, f"{tensor.size:,} elements, which repeat few that are stored")
+            return NotCompared(side, f"{tensor.size:,} elements, which repeat few stored ones")
         if tensor.nbytes == 0:
-            return NotCompared(side, f"nothing is known of its {tensor.dtype.name} elements")
+            return NotCompared(side, f"its {tensor.dtype.name} elements are unknown")
     return None
 
 

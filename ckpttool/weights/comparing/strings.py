@@ -51,13 +51,11 @@ def string_statistics(a: Tensor, b: Tensor) -> Statistics | None:
 
 def _strings(tensor: Tensor, side: Side) -> list[bytes]:
     if tensor.dtype.name != "string":
-        raise NotDecoded(
-            side, f"the stored bytes differ, and {tensor.dtype.name} elements are not taken apart"
-        )
+        raise NotDecoded(side, f"the stored bytes differ; {tensor.dtype.name} elements can't be decoded")
     if tensor.nbytes > MAX_BYTES or tensor.size > MAX_STRINGS:
         found = f"{tensor.size:,} strings of {tensor.nbytes:,} bytes"
-        limit = f"at most {MAX_STRINGS:,} of {MAX_BYTES:,} bytes are"
-        raise NotDecoded(side, f"the stored bytes differ, and {found} are not taken apart ({limit})")
+        limit = f"at most {MAX_STRINGS:,} of {MAX_BYTES:,} bytes"
+        raise NotDecoded(side, f"the stored bytes differ; {found} were not decoded ({limit})")
     data = bytearray(tensor.nbytes)
     ElementReader(tensor, side).read_into(0, memoryview(data))
     try:

@@ -77,7 +77,7 @@ def _notes(changed: Sequence[Tensor], dtype: DType, kept: Sequence[Tensor]) -> l
     quantized = [tensor.name for tensor in changed if tensor.dtype.bits <= 8]
     if quantized:
         names = first_names(quantized)
-        notes.append(f"{names}: as they are; scales that lie beside them are not multiplied in")
+        notes.append(f"{names}: converted without their scales")
     if kept:
         notes.append(f"kept {training_tensors(kept)} as stored")
     return notes

@@ -24,7 +24,7 @@ from ckpttool.weights.converting.layout_checks import (
     refusal_text,
 )
 from ckpttool.weights.converting.ties import carry_ties
-from ckpttool.weights.pairing.layers import ATTENTION, Doubt, layout_doubts, may_be_image
+from ckpttool.weights.pairing.layers import ATTENTION, layout_doubts, may_be_image
 from ckpttool.weights.pairing.layouts import (
     JOINED,
     RULES,
@@ -46,7 +46,7 @@ from ckpttool.weights.pairing.rearrangement import (
     zeros,
 )
 
-_MAP_HINT = "--map with a [[tensor]] says how it lies, and --model takes the layout of another file"
+_MAP_HINT = "use --map with a [[tensor]], or --model to take the layout of another file"
 _ONE_BIAS = ("bias_l0", "bias_l0_reverse")
 _CLASSES = {RULES["dense"].text: "Dense", RULES["gru"].text: "GRU"}
 """Classes of layers whose kernel's order needs a declared type, by the rule that makes them."""
@@ -54,7 +54,7 @@ _Conversions = list[tuple[Tensor, Tensor, str | None]]
 """(Old tensor, new tensor, text of the rule or None)."""
 KerasTensors = dict[int, list[tuple[Tensor, str | None]]]
 """(New tensor, text of the rule or None) by ``id`` of a tensor; empty if it is merged into another one."""
-_MODEL_HINT = "--model FILE takes names and layouts from a file of Keras"
+_MODEL_HINT = "--model FILE takes names and layouts from a Keras file"
 _CLASS = re.compile(r"(?:__torch__\.)?torch\.nn\.modules\.(?:\w+\.)*?(?:___torch_mangle_\d+\.)?(\w+)")
 _KINDS = {module: kind for kind, rule in RULES.items() for module in rule.modules} | {
     "MultiheadAttention": "multi-head"
@@ -86,20 +86,20 @@ def to_layout(content: Content, checkpoint: Checkpoint, layout: str) -> tuple[Co
     """
     state = next((tensor for tensor in content.tensors if tensor.role is Role.OPTIMIZER), None)
     if state is not None:
-        problem = "the state of an optimizer would not fit weights in another layout (use --only weights)"
+        problem = "an optimizer's state would not fit weights in another layout (use --only weights)"
         raise UsageError(f"{state.name}: {problem}")
     view = view_of(content, checkpoint)
     conversions = _to_torch(view) if layout == "torch" else _to_keras(view)
     known: dict[str, str] = {}
     for old, new, _ in conversions:
         if known.setdefault(new.name, old.name) != old.name:
-            problem = f"{known[new.name]!r} and {old.name!r} would both be called so (--map renames one)"
+            problem = f"{known[new.name]!r} and {old.name!r} would both get this name (--map renames one)"
             raise UsageError(f"{new.name}: {problem}")
     tensors = carry_ties((old, new) for old, new, _ in conversions)
     rules = Counter(rule for _, _, rule in conversions if rule is not None)
     notes = [f"{rule}: {counted(count, 'tensor')}" for rule, count in rules.items()] + norm_notes(rules)
     if not any(old is not new for old, new, _ in conversions):
-        return content, [f"all tensors lie as --layout {layout} wants them"]
+        return content, [f"all tensors already have the layout {layout}"]
     changed = replace(content, tensors=tensors, tree=None, native={}, conventions="pytorch", layers={})
     if layout == "keras":
         layers = {new.name: LayerKind(_CLASSES[rule]) for _, new, rule in conversions if rule in _CLASSES}
@@ -116,13 +116,13 @@ def _to_torch(view: ContentView) -> _Conversions:
     def is_mapped(tensor: Tensor) -> bool:
         return view.tensors[id(tensor)].name in view.layouts_from_map
 
-    doubts = [doubt for doubt in layout_doubts(view.checkpoint) if not is_mapped(doubt.tensor)]
+    doubts = [(tensor, reason) for tensor, reason in layout_doubts(view.checkpoint) if not is_mapped(tensor)]
     if doubts:
         raise UsageError(refusal_text(doubts))
     free = [item for item in items if not is_mapped(item.sources[0])]
     unknown = [item.sources[0] for item in free if is_layout_unknown(item, view.checkpoint)]
     if unknown:
-        problem = "nothing says of what type of layer it is, and its layout may be another"
+        problem = "unknown layer type, so its layout may differ"
         raise UsageError(f"{name_list(unknown)}: {problem} ({_MAP_HINT})")
     conversions: _Conversions = []
     for item in items:
@@ -139,7 +139,7 @@ def _torch_tensor(view: ContentView, item: LayoutItem, tensor: Tensor, items: Se
     given = view.names_from_map.get(item.sources[0].name)
     if given is not None:
         if len(item.sources) > 1 or sum(one.sources == item.sources for one in items) > 1:
-            problem = "it is not one tensor in both layouts, and gets names of its own (take the line out)"
+            problem = "it is not one tensor in both layouts, so it can't be renamed (remove the line)"
             raise UsageError(f"{item.sources[0].name} → {given}: {problem}")
         return replace(item.tensor, path=tensor.path, key=None)
     if item.tensor is item.sources[0] or item.tensor.name == tensor.name:
@@ -184,7 +184,7 @@ def _to_keras(view: ContentView) -> _Conversions:
         return [(one, one, None) for one in view.tensors.values()]
     if view.names_from_map:
         source, given = next(iter(view.names_from_map.items()))
-        problem = "--layout keras gives names of its own, and a map that renames has no say in them"
+        problem = "--layout keras sets the names, so a map can't rename"
         raise UsageError(f"{source} → {given}: {problem} (use a [[tensor]], or --model)")
     converted = to_keras(checkpoint, view.layouts_from_map)
     conversions: _Conversions = []
@@ -232,7 +232,7 @@ def to_keras(checkpoint: Checkpoint, layouts_from_map: Collection[str]) -> Keras
     """
     modules = _modules(checkpoint.metadata)
     if not modules:
-        problem = "it does not say of what types its layers are, and names alone don't tell it"
+        problem = "it doesn't record the types of its layers"
         raise UsageError(f"{checkpoint.path}: {problem} ({_MODEL_HINT})")
     layers = [*_torch_layers(checkpoint, modules, layouts_from_map)]
     if not _is_plain_chain(modules):
@@ -240,7 +240,7 @@ def to_keras(checkpoint: Checkpoint, layouts_from_map: Collection[str]) -> Keras
         # Only in a plain Sequential, or for a kernel that is too small for an image, is the order certain.
         linear = [layer.tensors.get("weight") for layer in layers if layer.module.kind == "dense"]
         doubts = [
-            Doubt(one, UNWIRED) for one in linear if one and len(one.shape) == 2 and may_be_image(*one.shape)
+            (one, UNWIRED) for one in linear if one and len(one.shape) == 2 and may_be_image(*one.shape)
         ]
         if doubts:
             raise UsageError(refusal_text(doubts, "Keras"))
@@ -349,7 +349,7 @@ def _keras_tensor(
         bias = layer.tensors.get("bias")
         is_one_group = bias is not None and bias.shape == layer.tensors["weight"].shape[1:2]
         if not (attributes["groups"] == 1 if "groups" in attributes else is_one_group):
-            raise UsageError(f"{tensor.name}: Keras has no transposed convolution in groups ({_MODEL_HINT})")
+            raise UsageError(f"{tensor.name}: Keras has no grouped transposed convolution ({_MODEL_HINT})")
     patterns = {len(pattern.result): pattern for pattern in layout.patterns.values()}
     if not patterns and (kind == "embedding" or len(tensor.shape) <= 1):
         return _under_keras_name(layer, tensor, name), rule.text
@@ -361,8 +361,8 @@ def _keras_tensor(
 
 def _no_rule(layer: _TorchLayer, tensor: Tensor) -> str:
     name = layer.module.class_name.rpartition(".")[2]
-    problem = f"there is no rule for {name}" if name else "nothing says of what type of layer it is"
-    return f"{tensor.name}: {problem} ({_MODEL_HINT}; or --map with a [[tensor]] says how it lies)"
+    problem = f"no rule for {name}" if name else "unknown layer type"
+    return f"{tensor.name}: {problem} ({_MODEL_HINT}; or use --map with a [[tensor]])"
 
 
 def _under_keras_name(layer: _TorchLayer, tensor: Tensor, *names: str) -> Tensor:
@@ -387,7 +387,7 @@ def _recurrent(layer: _TorchLayer, kind: str) -> KerasTensors:
     # An LSTM's two biases are added; a GRU's become the rows of one bias (2, 3u).
     leaves = {"weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"}
     if rest := [leaf for leaf in layer.tensors if leaf not in leaves]:
-        problem = "Keras has one layer for each layer and direction of it, with names of their own"
+        problem = "Keras has one layer for each layer and direction, with its own names"
         raise UsageError(f"{layer.tensors[rest[0]].name}: {problem} ({_MODEL_HINT})")
     rule, converted = RULES[kind], KerasTensors()
     for leaf in ("weight_ih_l0", "weight_hh_l0"):

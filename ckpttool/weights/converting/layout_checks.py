@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.layers import UNWIRED, DoubtReason
@@ -10,7 +10,7 @@ from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import first_names
 from ckpttool.formats.traits import Family, traits_of
 from ckpttool.formats.writer import Content
-from ckpttool.weights.pairing.layers import Doubt, has_keras_word
+from ckpttool.weights.pairing.layers import has_keras_word
 from ckpttool.weights.pairing.layouts import RULES, LayoutItem
 
 _AS_TORCH = frozenset(
@@ -22,8 +22,8 @@ _AS_TORCH = frozenset(
 )
 """Paddle's names of layers whose weights have PyTorch's layout."""
 _REMEDY = (
-    'a --map with a [[tensor]] decides it: rule = "dense", or "as-is" for vectors, if both have the same '
-    'order, "flatten" behind a Flatten of an image'
+    'use --map with a [[tensor]]: rule = "dense", or "as-is" for vectors, if both have the same '
+    'order, "flatten" after a Flatten of an image'
 )
 
 
@@ -38,16 +38,16 @@ def is_layout_unknown(item: LayoutItem, checkpoint: Checkpoint) -> bool:
     return kind is None or kind.cls not in _AS_TORCH
 
 
-def refusal_text(doubts: Sequence[Doubt], other: str = "PyTorch") -> str:
+def refusal_text(doubts: Iterable[tuple[Tensor, DoubtReason]], other: str = "PyTorch") -> str:
     """Return the message that refuses weights whose element order is unknown."""
     by_reason: dict[DoubtReason, list[Tensor]] = {}
-    for doubt in doubts:
-        by_reason.setdefault(doubt.reason, []).append(doubt.tensor)
+    for tensor, reason in doubts:
+        by_reason.setdefault(reason, []).append(tensor)
     reasons = "; ".join(f"{name_list(tensors)}: {reason.text}" for reason, tensors in by_reason.items())
     if not any(reason.doubt.is_about_order for reason in by_reason):
-        return f"{reasons}, and PyTorch's GRU has it set"
-    hint = " (a whole model of Keras, .keras or .h5, says it)" if UNWIRED in by_reason else ""
-    return f"{reasons}, and the order of its elements may be another in {other}{hint}: {_REMEDY}"
+        return f"{reasons}, but PyTorch's GRU sets it"
+    hint = " (a whole Keras model, .keras or .h5, records it)" if UNWIRED in by_reason else ""
+    return f"{reasons}, so the order of its elements may differ in {other}{hint}: {_REMEDY}"
 
 
 def name_list(tensors: Iterable[Tensor]) -> str:
@@ -59,14 +59,14 @@ def norm_notes(rules: Iterable[str]) -> list[str]:
     norms = {RULES[kind].text for kind in ("batch norm", "norm", "rms norm")}
     if norms.isdisjoint(rules):
         return []
-    return ["the eps of a norm is no weight: it is 1e-5 in PyTorch and 1e-3 in Keras, if nobody sets it"]
+    return ["a norm's eps is not a weight: the default is 1e-5 in PyTorch, 1e-3 in Keras"]
 
 
 def loss_notes(content: Content, checkpoint: Checkpoint) -> list[str]:
     """Return notes on values and format-specific parts that are lost when weights get other names."""
     values = list(checkpoint.metadata) if content.tree is not None else []
-    notes = [f"left out beside the tensors: {first_names(values)}"] if values else []
+    notes = [f"left out besides the tensors: {first_names(values)}"] if values else []
     if content.native:
         owners = sorted({name.partition(".")[0] for name in content.native})
-        notes.append(f"left out, as names and layouts are others: what {' and '.join(owners)} alone needs")
+        notes.append(f"left out, as names and layouts change: parts that only {' and '.join(owners)} needs")
     return notes

@@ -51,10 +51,10 @@ class _MapEdits:
         for names, targets in self._names.find_groups(rule, self._is_taken):
             missing = next((name for name in names if name not in self._tensors), None)
             if missing is not None:
-                raise self._map.error_at(rule.place, f"no tensor is called {missing!r}")
+                raise self._map.error_at(rule.place, f"no tensor {missing!r}")
             taken = next((name for name in names if self._is_taken(name)), None)
             if taken is not None:
-                raise self._map.error_at(rule.place, f"a table before took {taken!r}")
+                raise self._map.error_at(rule.place, f"an earlier table uses {taken!r}")
             sources = [self._tensors[name] for name in names]
             if not rule.is_plain:
                 self._require_no_state(rule.place, names[0])
@@ -107,7 +107,7 @@ class _MapEdits:
         known: dict[str, str] = {}
         for old, new in placed:
             if new.name in known:
-                problem = f"{new.name}: {known[new.name]!r} and {old.name!r} would both be called so"
+                problem = f"{new.name}: {known[new.name]!r} and {old.name!r} would both get this name"
                 raise UsageError(f"{self._map.path}: {problem}")
             known[new.name] = old.name
         tensors = carry_ties(placed)
@@ -134,16 +134,16 @@ class _MapEdits:
 
     def _no_match(self, glob: str) -> str:
         is_taken = any(self._names.find(glob))
-        return f"no {'other ' if is_taken else ''}tensor is called {glob!r}"
+        return f"no {'other ' if is_taken else ''}tensor {glob!r}"
 
     def _require_no_state(self, place: str, name: str) -> None:
         if self._has_state:
-            problem = "an optimizer's state goes with it, and would not fit any more (use --only weights)"
+            problem = "the optimizer's state would no longer fit it (use --only weights)"
             raise self._map.error_at(place, f"{name}: {problem}")
 
     def _claim(self, place: str, target: str, source: str, what: str) -> None:
         if target in self._claimed:
-            problem = f"{source!r} becomes {target!r}, and so does {self._claimed[target]!r}"
+            problem = f"{source!r} and {self._claimed[target]!r} both become {target!r}"
             raise self._map.error_at(place, problem)
         self._claimed[target] = source
         self._mapped[target] = what
@@ -155,6 +155,6 @@ class _MapEdits:
         containers = ".".join(map(str, tensor.path[:-1]))
         front = f"{containers}." if containers else ""
         if not name.startswith(front) or name == front:
-            problem = f"can't leave {containers!r}, in which it lies, for {name!r} (use --only weights)"
+            problem = f"can't be moved out of {containers!r} to {name!r} (use --only weights)"
             raise self._map.error_at(place, f"{tensor.name!r} {problem}")
         return (*tensor.path[:-1], name.removeprefix(front))

@@ -20,7 +20,6 @@ from ckpttool.weights.converting.layout_checks import (
     refusal_text,
 )
 from ckpttool.weights.converting.weight_selection import only_weights
-from ckpttool.weights.pairing.layers import Doubt
 from ckpttool.weights.pairing.layouts import LayoutItem
 from ckpttool.weights.pairing.notes import display_name
 from ckpttool.weights.pairing.pair_up import Pairing, PairingOptions, pair_up
@@ -33,7 +32,7 @@ from ckpttool.weights.pairing.variable_names import leaf_name
 _PAIRS = 20
 """Maximum number of layer pairs in a note; the user has to check them."""
 _Contents = frozenset[tuple[str, tuple[int, ...]]]
-_NO_STATE = "the state of an optimizer can't follow a model (use --only weights)"
+_NO_STATE = "an optimizer's state can't follow a model (use --only weights)"
 
 
 def follow_template(
@@ -54,16 +53,16 @@ def follow_template(
         tuple(one for one in model.tensors if one.role is not Role.OPTIMIZER), native=model.native
     )
     if not weights.tensors:
-        raise UsageError(f"{model.path}: no weights that could be followed")
+        raise UsageError(f"{model.path}: no weights to follow")
     if traits_of(model.conventions).family is Family.TORCH:  # under the names that a model expects
         weights, _ = only_weights(weights, model)
     ours, theirs = view_of(content, checkpoint), view_of(weights, model).checkpoint
     pairing = pair_up(ours.checkpoint, theirs, PairingOptions(content=False, mapping=ours.tensor_map))
     _require_all_paired(pairing, model)
     if pairing.ordered and not by_order:
-        way = "--by-order takes these pairs, --map gives others"
+        way = "--by-order accepts these pairs, --map sets others"
         pairs = _layer_pairs(pairing.ordered)
-        raise UsageError(f"layers are alike, and only their order would pair them: {pairs} ({way})")
+        raise UsageError(f"layers are alike and could only be paired by order: {pairs} ({way})")
     _require_known_layouts(pairing, ours.checkpoint, theirs)
     for pair in pairing.pairs:
         if pair.a.tensor.shape != pair.b.tensor.shape:
@@ -74,7 +73,7 @@ def follow_template(
     tensors = [filled.tensor_for(tensor) for tensor in template]
     notes = [*_notes(pairing, content, checkpoint)]
     if filled.unfilled:
-        notes.append(f"values of the model's own: {first_names(filled.unfilled)}")
+        notes.append(f"kept from the model: {first_names(filled.unfilled)}")
     if count := len(model.tensors) - len(template):
         notes.append(f"the model's optimizer left out ({counted(count, 'tensor')})")
     owners = [one for one in tensors if one.shares_with is None]
@@ -99,10 +98,7 @@ def _require_all_paired(pairing: Pairing, model: Checkpoint) -> None:
     squares = [pair for pair in pairing.undecided if pair.doubt is None]
     if squares:
         names = name_list(pair.a.sources[0] for pair in squares)
-        raise UsageError(
-            f"{names}: square, and nothing says of what type of layer it is, so that it may lie transposed "
-            f"(--map says which rule holds)"
-        )
+        raise UsageError(f"{names}: square, of an unknown layer type, so it may be transposed (use --map)")
     lost = [item for item in pairing.removed if item.tensor.role is Role.WEIGHTS or item.tensor.shape]
     missing = [item for item in pairing.added if item.tensor.role is Role.WEIGHTS]
     if lost or missing:
@@ -120,10 +116,10 @@ def _require_known_layouts(pairing: Pairing, ours: Checkpoint, theirs: Checkpoin
         sides = ((item, side) for pair in free for item, side in ((pair.a, ours), (pair.b, theirs)))
         unknown = [item.sources[0] for item, side in sides if is_layout_unknown(item, side)]
         if unknown:
-            problem = "nothing says of what type of layer it is, and its layout may be another"
-            raise UsageError(f"{name_list(unknown)}: {problem} (--map with a [[tensor]] says how it lies)")
+            problem = "unknown layer type, so its layout may differ"
+            raise UsageError(f"{name_list(unknown)}: {problem} (use --map with a [[tensor]])")
     items = (item for pair in pairing.undecided for item in (pair.a, pair.b))
-    doubts = [Doubt(source, item.doubt) for item in items if item.doubt for source in item.sources]
+    doubts = [(source, item.doubt) for item in items if item.doubt for source in item.sources]
     if doubts:
         raise UsageError(refusal_text(doubts))
 
@@ -133,7 +129,7 @@ def _map_proposal(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> 
     ours, theirs = (_layers_by_contents(side) for side in (lost, missing))
     alike = next((key for key in ours if key in theirs), None)
     if alike is None:
-        return "--map gives names that pair"
+        return "--map can pair them"
     one, other = ours[alike], theirs[alike]
     counterparts = {leaf_name(item): item.sources[0].name for item in other[0]}
     lines = {
@@ -143,7 +139,7 @@ def _map_proposal(lost: Sequence[LayoutItem], missing: Sequence[LayoutItem]) -> 
     }
     names = ", ".join(f'"{name}" = "{to}"' for name, to in lines.items())
     layers = " and ".join(first_names([_layer(layer[0]) for layer in side]) for side in (one, other))
-    return f"alike are {layers}; a --map gives names that pair: [names] {names}, if these are the same"
+    return f"{layers} are alike; if these are the same, use --map with [names] {names}"
 
 
 def _layers_by_contents(items: Sequence[LayoutItem]) -> dict[_Contents, list[list[LayoutItem]]]:
@@ -212,7 +208,7 @@ class _TemplateTensors:
             whole = rows[0] if len(rows) == 1 else concatenate(rows, tensor.path)
         except LayoutMismatch as failure:
             raise UsageError(
-                f"{display_name(pair.a)}: it does not fit {tensor.name} of the model: {failure}"
+                f"{display_name(pair.a)}: it doesn't fit {tensor.name} of the model: {failure}"
             ) from failure
         if whole.shape != tensor.shape:
             raise UsageError(_other_shape(pair))
@@ -222,17 +218,17 @@ class _TemplateTensors:
         """Require that tied tensors of the template have equal values in the source."""
         new = self._assemble(tensor, parts)
         if new.values is not owner.values and not same_content(new, owner):
-            problem = f"{parts[0][0].a.tensor.name} holds something else"
-            raise UsageError(f"{tensor.name} and {owner.name} are one tensor in the model, and {problem}")
+            problem = f"{parts[0][0].a.tensor.name} differs"
+            raise UsageError(f"{tensor.name} and {owner.name} are one tensor in the model, but {problem}")
 
     def _own_tensor(self, tensor: Tensor) -> Tensor:
         """Return a tensor that the source lacks with the template's values; refuse weights and copies."""
         if tensor.role is Role.WEIGHTS and id(tensor) not in self._bookkeeping:
-            raise UsageError(f"{self._model.path}[{tensor.name}]: nothing in the source is known to be it")
+            raise UsageError(f"{self._model.path}[{tensor.name}]: no tensor of the source is known to match")
         if may_be_copy(tensor, self._model.conventions):
-            problem = "a private copy of one of the model's variables, and nothing says of which"
+            problem = "a private copy of an unknown variable of the model"
             raise UsageError(
-                f"{self._model.path}[{tensor.name}]: {problem} (take a checkpoint of its weights)"
+                f"{self._model.path}[{tensor.name}]: {problem} (use a checkpoint of its weights)"
             )
         self.unfilled.append(tensor.name)
         return replace(tensor, shares_with=None)
@@ -257,15 +253,15 @@ def _notes(pairing: Pairing, content: Content, checkpoint: Checkpoint) -> Iterat
     extra = [item.name for side, item in pairing.bookkeeping if side == "a"]
     extra += [item.name for item in pairing.removed]
     if extra:
-        yield f"the source's own left out: {', '.join(extra)}"
+        yield f"left out, only in the source: {', '.join(extra)}"
     types = dict.fromkeys(
         (pair.a.tensor.dtype.name, pair.b.tensor.dtype.name)
         for pair in pairing.pairs
         if pair.a.tensor.dtype is not pair.b.tensor.dtype
     )
     if types:
-        changes = ", ".join(f"{ours}, where the model has {theirs}" for ours, theirs in types)
-        yield f"types stay the source's: {changes}"
+        changes = ", ".join(f"{ours}, but {theirs} in the model" for ours, theirs in types)
+        yield f"kept the source's types: {changes}"
     yield from loss_notes(content, checkpoint)
 
 

@@ -47,4 +47,4 @@ def lost_ties(olds: Sequence[Tensor], made: Sequence[Tensor]) -> list[str]:
     if not names:
         return []
     shown = first_names(names)
-    return [f"{counted(len(names), 'tensor')} that shared bytes: not all of them do any more: {shown}"]
+    return [f"{counted(len(names), 'tensor')} that shared bytes, but no longer all do: {shown}"]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from ckpttool.containers.pickle.pickle_nodes import Mapped
+from ckpttool.containers.pickle.pickle_nodes import DictSubclass
 from ckpttool.core.tensor import FLAT_OPTIMIZER, OPTIMIZER, Path, Role, Tensor, role_below
 from ckpttool.formats.content.tree import replace_tensors, tensors_in
 from ckpttool.formats.traits import traits_of
@@ -29,7 +29,7 @@ _STATE_KEYS: Mapping[re.Pattern[str], frozenset[str]] = {
         {"growth_factor", "growth_interval"}
     ),
 }
-"""Keys of states, and what PyTorch writes into each of them.
+"""Patterns of the keys of states, with keys that PyTorch writes into each of them.
 
 Source: PyTorch ``torch/optim/optimizer.py``, ``torch/optim/lr_scheduler.py`` and ``torch/amp/grad_scaler.py``
 (``state_dict``).
@@ -96,8 +96,8 @@ def _without_state(node: object, keys: Path, removed: set[Path]) -> object:
         for key, value in node.items()
         if (*keys, key) not in removed
     ]
-    if isinstance(node, Mapped):
-        return Mapped(node.kind, entries, node.state, node.factory)
+    if isinstance(node, DictSubclass):
+        return DictSubclass(node.kind, entries, node.state, node.factory)
     return dict(entries)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ckpttool.containers.pickle.pickle_nodes import Call, Mapped
+from ckpttool.containers.pickle.pickle_nodes import Call, DictSubclass
 from ckpttool.core.errors import UsageError
 from ckpttool.core.tensor import Path, Tensor
 from ckpttool.core.text import counted
@@ -30,19 +30,21 @@ def edit_tree(
     """
 
     def refuse_cycle(node: object) -> object:
-        raise UsageError("a tree that holds itself can't be changed by a map (use --only weights)")
+        raise UsageError("a map can't change a tree that contains itself (use --only weights)")
 
     tensors = [*old]
     editor = _TreeEditor(tree, edits, kept, tensors)
     edited = fold(tree, editor.expand, refuse_cycle)
     missed = next((one for one in tensors if id(one) in edits and id(one) not in editor.done), None)
     if missed is not None:
-        raise UsageError(f"{missed.name}: a map can't change what lies in no dictionary (use --only weights)")
+        raise UsageError(
+            f"{missed.name}: a map can't change a tensor outside dictionaries (use --only weights)"
+        )
     edited = replace_tensors(edited, kept)
     known = {id(tensor) for new in (*edits.values(), kept.values()) for tensor in new}
     stale = next((one for one in tensors_in(edited) if id(one) not in known), None)
     if stale is not None:
-        raise UsageError(f"{stale.name}: a map can't change what lies in several places (use --only weights)")
+        raise UsageError(f"{stale.name}: a map can't change a tensor in several places (use --only weights)")
     return edited, editor.versions.notes()
 
 
@@ -70,9 +72,9 @@ class _TreeEditor:
             return node_parts(node) or node
         names: dict[str, list[str]] = {}
         entries = self._entries(node, names)
-        if isinstance(node, Mapped):
+        if isinstance(node, DictSubclass):
             state = self.versions.rename(node.state, names)
-            return node_parts(Mapped(node.kind, entries, state, node.factory))
+            return node_parts(DictSubclass(node.kind, entries, state, node.factory))
         return node_parts(dict(entries))
 
     def _entries(self, node: dict[Any, Any], names: dict[str, list[str]]) -> list[tuple[Any, Any]]:
@@ -171,6 +173,6 @@ def _new_names(known: Mapping[Any, object], names: Mapping[str, list[str]]) -> d
 
 
 def _versions_like(node: dict[Any, Any], entries: dict[Any, Any]) -> dict[Any, Any]:
-    if isinstance(node, Mapped):
-        return Mapped(node.kind, entries.items(), node.state, node.factory)
+    if isinstance(node, DictSubclass):
+        return DictSubclass(node.kind, entries.items(), node.state, node.factory)
     return entries

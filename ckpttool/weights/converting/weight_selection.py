@@ -44,7 +44,7 @@ def only_weights(content: Content, checkpoint: Checkpoint) -> tuple[Content, lis
         models = list(dict.fromkeys(path[0] if len(path) > 1 else None for path in paths))
         if len(models) > 1 and None not in models:
             shown = ", ".join(map(str, models[:_SHOWN])) + (", …" if len(models) > _SHOWN else "")
-            notes.append(f"{len(models):,} models, whose names keep what tells them apart: {shown}")
+            notes.append(f"{len(models):,} models, with their prefixes kept: {shown}")
     paths, wrappers = _strip_wrappers(paths)
     notes += [f"removed the prefix {wrappers!r} from all names"] if wrappers else []
     renamed = [replace(tensor, path=path) for tensor, path in zip(weights, paths, strict=True)]
@@ -126,4 +126,4 @@ def _native(
     is_gone = (
         is_renamed and traits_of(content.source_format).has_object_graph and len(kept) < len(content.native)
     )
-    return kept, ["TensorFlow's graph of objects left out: its names are others"] if is_gone else []
+    return kept, ["TensorFlow's object graph left out: its names differ"] if is_gone else []

@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.layers import UNWIRED, DoubtReason, LayerKind, LayoutDoubt
@@ -80,13 +79,6 @@ class WeightLayer:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
-class Doubt(NamedTuple):
-    """Weight whose elements may be in another order than PyTorch's."""
-
-    tensor: Tensor
-    reason: DoubtReason
-
-
 @lru_cache(maxsize=1 << 17)
 def steps_of(path: Path) -> Steps:
     """Return the single names of a path, whichever separators its format used."""
@@ -123,8 +115,8 @@ def has_keras_word(tensor: Tensor) -> bool:
     return _has_keras_word(steps_of(tensor.path)[-1:])
 
 
-def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
-    """Return the weights whose elements may be in another order than PyTorch's."""
+def layout_doubts(checkpoint: Checkpoint) -> list[tuple[Tensor, DoubtReason]]:
+    """Return the weights whose elements may be in another order than PyTorch's, with the reasons."""
     # Keras flattens an image as (h, w, c), PyTorch as (c, h, w). So the inputs of a Dense after a Flatten,
     # and the outputs of one before a Reshape, are permuted besides being transposed. The configuration of
     # the model shows these layers; files of weights alone don't, and then only a Dense kernel that is too
@@ -137,7 +129,7 @@ def layout_doubts(checkpoint: Checkpoint) -> list[Doubt]:
         for name, tensor in layer.variables.items()
         if (reason := _doubt(layer, name, checkpoint.layers.get(tensor.name))) is not None
     }
-    return [Doubt(tensor, reasons[id(tensor)]) for tensor in checkpoint.tensors if id(tensor) in reasons]
+    return [(tensor, reasons[id(tensor)]) for tensor in checkpoint.tensors if id(tensor) in reasons]
 
 
 def _doubt(layer: WeightLayer, name: str, kind: LayerKind | None) -> DoubtReason | None:

@@ -244,9 +244,9 @@ def torch_layout_items(checkpoint: Checkpoint) -> list[LayoutItem]:
             elif layer.layout is not None and steps_of(tensor.path) != (path := _torch_path(layer, name)):
                 # No rule for this variable, since both frameworks name it alike; in the file it had a number.
                 converted[id(tensor)] = [_named_item(tensor, path, None)]
-    for doubt in layout_doubts(checkpoint):
-        doubtful = converted.get(id(doubt.tensor), [stored_item(doubt.tensor)])
-        converted[id(doubt.tensor)] = [replace(item, doubt=doubt.reason) for item in doubtful]
+    for tensor, reason in layout_doubts(checkpoint):
+        doubtful = converted.get(id(tensor), [stored_item(tensor)])
+        converted[id(tensor)] = [replace(item, doubt=reason) for item in doubtful]
     return [one for tensor in checkpoint.tensors for one in converted.get(id(tensor), [stored_item(tensor)])]
 
 

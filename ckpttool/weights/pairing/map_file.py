@@ -98,7 +98,7 @@ def read_map(path: str) -> TensorMap:
     try:
         with fs.open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > MAX_BYTES:
-                raise UsageError(f"{path}: no map (a file of at most {MAX_BYTES:,} bytes)")
+                raise UsageError(f"{path}: not a map (at most {MAX_BYTES:,} bytes)")
             data = file.read(MAX_BYTES)
     except OSError as failure:
         raise from_os_error(failure, path) from failure
@@ -114,7 +114,7 @@ def read_map(path: str) -> TensorMap:
 def parse_map(path: str, tables: Mapping[str, Any]) -> TensorMap:
     """Return the content of a map file from its tables; see ``read_map``."""
     if unknown := sorted(tables.keys() - set(_TABLES)):
-        raise UsageError(f"{path}: unknown {unknown[0]} (there are {_KNOWN_TABLES})")
+        raise UsageError(f"{path}: unknown {unknown[0]} (expected {_KNOWN_TABLES})")
     error_at = TensorMap(path).error_at
     names = _names(tables.get("names", {}), error_at)
     rows = tables.get("tensor", [])
@@ -124,7 +124,7 @@ def parse_map(path: str, tables: Mapping[str, Any]) -> TensorMap:
     rules = tuple(_rule(place, table, partial(error_at, place)) for place, table in numbered)
     drop = _name_list(tables, "drop", partial(error_at, "drop")) if "drop" in tables else ()
     if not names and not rules and not drop:
-        raise UsageError(f"{path}: it maps nothing (there are {_KNOWN_TABLES})")
+        raise UsageError(f"{path}: it maps nothing (expected {_KNOWN_TABLES})")
     return TensorMap(path, names, rules, drop)
 
 
@@ -155,7 +155,7 @@ def _require_stars(glob: str, name: str, problem: _Problem) -> None:
 
 def _rule(place: str, table: Mapping[str, Any], problem: _Problem) -> TensorRule:
     if unknown := sorted(table.keys() - set(_KEYS)):
-        raise problem(f"unknown key {unknown[0]} (there are {', '.join(_KEYS)})")
+        raise problem(f"unknown key {unknown[0]} (expected one of {', '.join(_KEYS)})")
     sources, targets = (_name_list(table, key, problem) for key in ("from", "to"))
     for name in (*sources[1:], *targets):
         _require_stars(sources[0], name, problem)
@@ -196,13 +196,13 @@ def _rule(place: str, table: Mapping[str, Any], problem: _Problem) -> TensorRule
 def _require_lists(rule: str, shape: tuple[int, ...], axes: tuple[int, ...], problem: _Problem) -> None:
     """Require ``shape`` with the rule flatten only, and ``axes`` with the rule permute only."""
     for owner, key, value, is_wrong, expected in (
-        ("flatten", "shape", shape, len(shape) != 3, "[C, H, W] of what was flattened"),
-        ("permute", "axes", axes, not axes, "an axis for each, as [1, 0]"),
+        ("flatten", "shape", shape, len(shape) != 3, "[C, H, W] before the Flatten"),
+        ("permute", "axes", axes, not axes, "one axis each, as in [1, 0]"),
     ):
         if rule == owner and is_wrong:
             raise problem(f"{key} is {list(value)} ({expected})")
         if rule != owner and value:
-            raise problem(f'{key} goes with rule = "{owner}" alone')
+            raise problem(f'{key} needs rule = "{owner}"')
     if rule == "permute" and sorted(axes) != list(range(len(axes))):
         raise problem(f"axes is {list(axes)} (each of 0 to {len(axes) - 1} once)")
 
@@ -400,7 +400,7 @@ class _MapPairs:
             sources = [self._get(rule.place, self._a, name, "first") for name in names]
             taken = next((item for item in sources if id(item.tensor) in self.taken[0]), None)
             if taken is not None:
-                raise self._map.error_at(rule.place, f"a table before took {taken.tensor.name!r}")
+                raise self._map.error_at(rule.place, f"an earlier table uses {taken.tensor.name!r}")
             others = [self._get(rule.place, self._b, name, "second") for name in targets]
             for target in targets:
                 self._claim(rule.place, target, first)
@@ -433,7 +433,7 @@ class _MapPairs:
             matched += 1
             self._pair(_torch_item(item, layouts[0]), _torch_item(other, layouts[1]))
         if not matched and any(self._names[0].find(glob)):
-            problem = f"the second side has no {name!r} (or a line before took what is to be called so)"
+            problem = f"the second side has no {name!r}, or an earlier line uses it"
             raise self._map.error_at(place, problem)
         if not matched:
             raise self._map.error_at(place, self._no_match(glob))
@@ -449,11 +449,11 @@ class _MapPairs:
 
     def _no_match(self, glob: str) -> str:
         is_taken = any(self._names[0].find(glob))
-        return f"nothing {'more ' if is_taken else ''}on the first side is called {glob!r}"
+        return f"nothing {'more ' if is_taken else ''}on the first side matches {glob!r}"
 
     def _get(self, place: str, side: dict[str, LayoutItem], name: str, which: str) -> LayoutItem:
         if name not in side:
-            raise self._map.error_at(place, f"nothing on the {which} side is called {name!r}")
+            raise self._map.error_at(place, f"no {name!r} on the {which} side")
         return side[name]
 
     def _require_single(self, place: str, sources: Sequence[str], targets: Sequence[str]) -> None:
@@ -464,14 +464,12 @@ class _MapPairs:
         ):
             for name in names:
                 if name in side.duplicates:
-                    raise self._map.error_at(
-                        place, f"several tensors of the {which} side are called {name!r}"
-                    )
+                    raise self._map.error_at(place, f"several tensors {name!r} on the {which} side")
 
     def _claim(self, place: str, target: str, source: str) -> None:
         if target in self._claimed:
             raise self._map.error_at(
-                place, f"{source!r} becomes {target!r}, and so does {self._claimed[target]!r}"
+                place, f"{source!r} and {self._claimed[target]!r} both become {target!r}"
             )
         self._claimed[target] = source
 

@@ -39,7 +39,7 @@ def notes_of(
         count = counted(len(by_convention) - len(named), "tensor")
         notes.append(f"numbers of an optimizer's variables read as Keras's order ({count})")
     if crossed:
-        notes.append(f"equal content, but in another order on either side: {_pair_list(crossed, '=')}")
+        notes.append(f"equal content in a different order: {_pair_list(crossed, '=')}")
     return [*notes, *_clash_notes(clashes, unpaired)]
 
 
@@ -112,7 +112,7 @@ def _clash_notes(clashes: Iterable[Clash], unpaired: Unpaired) -> list[str]:
         if all(sides):
             ours, theirs = (" and ".join(names[:_SHOWN]) for names in sides)
             notes.append(
-                f"{ours} of A and {theirs} of B can't be told apart by their names, so none is paired by it"
+                f"{ours} of A and {theirs} of B can't be distinguished by name, so none is paired by it"
             )
     return notes[:_SHOWN] + ([f"{len(notes) - _SHOWN:,} more like these"] if len(notes) > _SHOWN else [])
 

@@ -80,7 +80,7 @@ def lengths_of(shape: tuple[int, ...], pattern: Pattern, known: Mapping[str, int
         open_names = [name for name in names if name not in lengths]
         rest = math.prod(lengths[name] for name in names if name in lengths)
         if len(open_names) > 1:
-            raise LayoutMismatch(f"nothing says how long {open_names[0]} is")
+            raise LayoutMismatch(f"unknown length of {open_names[0]}")
         if open_names and (rest == 0 or length % rest):
             raise LayoutMismatch(f"an axis of {length:,}, which {rest:,} does not divide")
         if not open_names and length != rest:

@@ -473,4 +473,4 @@ def test_what_each_side_repeats_in_its_own_way_is_not_compared_for_ever(tmp_path
         (found,) = compare_all([(a["w"], b["w"])])
 
     assert isinstance(found, NotCompared)
-    assert found.why == "1,099,511,627,776 elements, which repeat few that are stored"
+    assert found.why == "1,099,511,627,776 elements, which repeat few stored ones"

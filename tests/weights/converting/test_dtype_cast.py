@@ -164,7 +164,7 @@ def test_an_optimizers_state_is_widened() -> None:
 def test_scales_are_not_applied_and_that_is_said() -> None:
     held = tensor_of(np.array([1, 2], ml_dtypes.float8_e4m3fn), "float8_e4m3fn")
     _, notes = cast(Content((replace(held, path=("w",)),)), "bfloat16")
-    assert notes[1] == "w: as they are; scales that lie beside them are not multiplied in"
+    assert notes[1] == "w: converted without their scales"
 
 
 def test_another_type_is_refused() -> None:

@@ -13,7 +13,7 @@ from tests.support.tensors import Array
 
 
 def doubted(opened: Checkpoint) -> dict[str, str]:
-    return {one.tensor.name: one.reason.text for one in layout_doubts(opened)}
+    return {tensor.name: reason.text for tensor, reason in layout_doubts(opened)}
 
 
 def unwired(**shapes: tuple[int, ...]) -> list[str]:
@@ -85,7 +85,7 @@ def test_a_gru_without_a_bias_is_not_known() -> None:
     early = checkpoint(kernels, "keras", dict.fromkeys(kernels, LayerKind("GRU", reset_after=False)))
     assert set(doubted(early).values()) == {"reset_after is not set"}
     assert refusal_text(layout_doubts(early)) == (
-        "g.kernel, g.recurrent_kernel: reset_after is not set, and PyTorch's GRU has it set"
+        "g.kernel, g.recurrent_kernel: reset_after is not set, but PyTorch's GRU sets it"
     )
 
 
@@ -94,4 +94,4 @@ def test_each_reason_is_said_with_its_weights_and_the_way_out() -> None:
         layout_doubts(checkpoint({f"{at}.kernel": numbers(6, 6) for at in range(5)}, "keras"))
     )
     assert told.startswith("0.kernel, 1.kernel, 2.kernel and 2 more: it may follow a Flatten or precede")
-    assert "a whole model of Keras" in told and 'rule = "dense"' in told
+    assert "a whole Keras model" in told and 'rule = "dense"' in told

@@ -151,7 +151,7 @@ def test_tied_tensors_that_a_table_parts_are_told(tmp_path: Path) -> None:
         assert [one.shares_with for one in made.tensors] == [None, None, None]
         assert notes == [
             "by the map: 1 tensor made by its tables",
-            "2 tensors that shared bytes: not all of them do any more: a.weight, tied",
+            "2 tensors that shared bytes, but no longer all do: a.weight, tied",
         ]
         _, notes = mapped(content_of(opened), 'drop = ["a.weight"]\n')
         assert notes == ["by the map: 1 tensor dropped"]
@@ -196,9 +196,9 @@ def test_a_name_can_not_leave_its_dictionary(tmp_path: Path) -> None:
     torch.save({"model": {"a": torch.ones(2)}, "list": [torch.ones(3)]}, tmp_path / "m.pth")
     with open_checkpoint(tmp_path / "m.pth") as opened:
         content = content_of(opened)
-        with pytest.raises(UsageError, match="can't leave 'model', in which it lies, for 'a'"):
+        with pytest.raises(UsageError, match="can't be moved out of 'model' to 'a'"):
             mapped(content, '[names]\n"model.*" = "*"\n')
-        with pytest.raises(UsageError, match=r"list\.0: a map can't change what lies in no dictionary"):
+        with pytest.raises(UsageError, match=r"list\.0: a map can't change a tensor outside dictionaries"):
             mapped(content, '[names]\n"list.0" = "list.1"\n')
 
 
@@ -209,14 +209,14 @@ TABLE = '[[tensor]]\nfrom = "a"\nto = "c"\n'
 
 def test_what_is_wrong() -> None:
     cases = [
-        ('[names]\nx = "y"\n', "map.toml[names.\"x\"]: no tensor is called 'x'"),
-        ('[names]\na = "b"\n', "map.toml: b: 'a' and 'b' would both be called so"),
-        ('[names]\n"*" = "*c"\na = "d"\n', "map.toml[names.\"a\"]: no other tensor is called 'a'"),
-        ('[names]\na = "c"\nb = "c"\n', "map.toml[names.\"b\"]: 'b' becomes 'c', and so does 'a'"),
-        ('drop = ["x.*"]\n', "map.toml[drop]: no tensor is called 'x.*'"),
+        ('[names]\nx = "y"\n', "map.toml[names.\"x\"]: no tensor 'x'"),
+        ('[names]\na = "b"\n', "map.toml: b: 'a' and 'b' would both get this name"),
+        ('[names]\n"*" = "*c"\na = "d"\n', "map.toml[names.\"a\"]: no other tensor 'a'"),
+        ('[names]\na = "c"\nb = "c"\n', "map.toml[names.\"b\"]: 'b' and 'a' both become 'c'"),
+        ('drop = ["x.*"]\n', "map.toml[drop]: no tensor 'x.*'"),
         ("drop = 3\n", "map.toml[drop]: drop is 3 (a name, or a list of names)"),
         (TABLE + 'rule = "conv"\n', "map.toml[tensor 1]: a: 2 axes, not 3, 4, 5 (rule conv)"),
-        (TABLE.replace('"a"', '["a", "x"]') + "join = 0\n", "map.toml[tensor 1]: no tensor is called 'x'"),
+        (TABLE.replace('"a"', '["a", "x"]') + "join = 0\n", "map.toml[tensor 1]: no tensor 'x'"),
         (
             TABLE.replace('"a"', '["a", "b"]') + "join = 0\n",
             "map.toml[tensor 1]: a: shapes [4, 3], [2] (rule as-is)",
@@ -234,7 +234,7 @@ def test_what_is_wrong() -> None:
             TABLE + "inverse = true\n",
             'map.toml[tensor 1]: inverse is True (true or false, with rule = "conv", "flatten", "permute")',
         ),
-        (TABLE + '[names]\nz = "c"\n', "map.toml[names.\"z\"]: no tensor is called 'z'"),
+        (TABLE + '[names]\nz = "c"\n', "map.toml[names.\"z\"]: no tensor 'z'"),
     ]
     for text, told in cases:
         with pytest.raises(UsageError, match=f"^{re.escape(told)}"):
@@ -246,7 +246,7 @@ def test_weights_beside_an_optimizer_are_renamed_and_not_changed() -> None:
     known = {"optimizer": "optimizer"}
     assert list(by_map(held, '[names]\na = "b"\n', **known)) == ["b", "optimizer.m"]
     for text in (TABLE + 'rule = "dense"\n', 'drop = ["a"]\n'):
-        with pytest.raises(UsageError, match="a: an optimizer's state goes with it"):
+        with pytest.raises(UsageError, match="a: the optimizer's state would no longer fit"):
             by_map(held, text, **known)
 
 

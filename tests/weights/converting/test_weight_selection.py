@@ -73,7 +73,7 @@ def test_two_models_keep_what_tells_them_apart(tmp_path: Path) -> None:
     with weights_of({**parts, "epoch": 1}, tmp_path) as (content, notes):
         names = [f"{part}.{name}" for part in parts for name in ("weight", "bias")]
         assert list(arrays(content)) == names
-        assert notes == ["2 models, whose names keep what tells them apart: generator, discriminator"]
+        assert notes == ["2 models, with their prefixes kept: generator, discriminator"]
 
 
 def test_ties_stay_and_find_another_owner(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_attributes_of_tensorflow_and_the_layers_of_keras() -> None:
     made, notes = only_weights(replace(content, native=graph), opened)
     assert [one.path for one in made.tensors] == [("fc", "kernel"), ("fc", "bias")]
     assert made.native == {"keras.config": b"{}"}
-    assert notes[-1] == "TensorFlow's graph of objects left out: its names are others"
+    assert notes[-1] == "TensorFlow's object graph left out: its names differ"
     content, opened = made_of(held, "keras")
     made, notes = only_weights(
         replace(content, native={"keras.config": b"{}", "keras.optimizer": b"x"}), opened

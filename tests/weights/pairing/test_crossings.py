@@ -82,8 +82,7 @@ def test_equal_content_in_another_order_is_told() -> None:
     assert {how for _, how in pairs_of(found).values()} == {"content"}
     assert found.crossed == (("fc1.weight", "dense_1.kernel"), ("fc2.weight", "dense.kernel"))
     assert found.notes == (
-        "equal content, but in another order on either side: "
-        "fc1.weight = dense_1.kernel, fc2.weight = dense.kernel",
+        "equal content in a different order: fc1.weight = dense_1.kernel, fc2.weight = dense.kernel",
     )
 
 

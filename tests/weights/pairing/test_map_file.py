@@ -95,8 +95,8 @@ ONE = '[[tensor]]\nfrom = "a"\nto = "b"\n'
 
 def test_what_is_wrong_is_said_with_its_place(at: Path) -> None:
     cases = [
-        ("", ": it maps nothing (there are [names], [[tensor]] and drop)"),
-        ("[name]\n", ": unknown name (there are [names], [[tensor]] and drop)"),
+        ("", ": it maps nothing (expected [names], [[tensor]] and drop)"),
+        ("[name]\n", ": unknown name (expected [names], [[tensor]] and drop)"),
         ("names = 3\n", "[names]: 3 (a table)"),
         (
             '[names]\nfc.weight = "a"\n',
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_said_with_its_place(at: Path) -> None:
         (
             ONE + ONE + "form = 1\n",
             "[tensor 2]: unknown key form "
-            "(there are from, to, rule, shape, axes, inverse, join, split, sizes)",
+            "(expected one of from, to, rule, shape, axes, inverse, join, split, sizes)",
         ),
         ('[[tensor]]\nfrom = []\nto = "b"\n', "[tensor 1]: from is [] (a name, or a list of names)"),
         ('[[tensor]]\nfrom = ["a", "a"]\nto = "b"\njoin = 0\n', "[tensor 1]: from names one tensor twice"),
@@ -121,13 +121,13 @@ def test_what_is_wrong_is_said_with_its_place(at: Path) -> None:
             ONE + 'rule = "turn"\n',
             "[tensor 1]: rule is 'turn' (one of as-is, dense, conv, flatten, transpose, permute)",
         ),
-        (ONE + 'rule = "flatten"\n', "[tensor 1]: shape is [] ([C, H, W] of what was flattened)"),
+        (ONE + 'rule = "flatten"\n', "[tensor 1]: shape is [] ([C, H, W] before the Flatten)"),
         (
             ONE + 'rule = "flatten"\nshape = [1, 2]\n',
-            "[tensor 1]: shape is [1, 2] ([C, H, W] of what was flattened)",
+            "[tensor 1]: shape is [1, 2] ([C, H, W] before the Flatten)",
         ),
-        (ONE + "shape = [1, 2, 3]\n", '[tensor 1]: shape goes with rule = "flatten" alone'),
-        (ONE + 'rule = "permute"\n', "[tensor 1]: axes is [] (an axis for each, as [1, 0])"),
+        (ONE + "shape = [1, 2, 3]\n", '[tensor 1]: shape needs rule = "flatten"'),
+        (ONE + 'rule = "permute"\n', "[tensor 1]: axes is [] (one axis each, as in [1, 0])"),
         (ONE + 'rule = "permute"\naxes = [1, 1]\n', "[tensor 1]: axes is [1, 1] (each of 0 to 1 once)"),
         (ONE + 'rule = "permute"\naxes = [-1, 0]\n', "[tensor 1]: axes is [-1, 0] (a list of whole numbers)"),
         (
@@ -166,7 +166,7 @@ def test_what_is_no_map(at: Path) -> None:
     with pytest.raises((UsageError, CheckpointError)):
         read_map(str(at.parent))
     at.write_bytes(b"#" * (MAX_BYTES + 1))
-    with pytest.raises(UsageError, match="no map"):
+    with pytest.raises(UsageError, match="not a map"):
         read_map(str(at))
 
 
@@ -238,7 +238,7 @@ def test_a_name_that_several_tensors_have_maps_nothing(at: Path, flipped: bool, 
         "tensor": f'[[tensor]]\nfrom = "{glob}"\nto = "{glob}"',
     }
     which = "second" if flipped else "first"
-    with pytest.raises(UsageError, match=f"several tensors of the {which} side are called '0'"):
+    with pytest.raises(UsageError, match=f"several tensors '0' on the {which} side"):
         paired_by_map(at, lines[kind], *((once, twice) if flipped else (twice, once)))
     assert len(paired_by_map(at, '[names]\nx = "x"', twice, once).pairs) == 2
 
@@ -271,20 +271,20 @@ def test_mapped_tensors_are_compared_in_one_layout(at: Path) -> None:
 
 def test_a_rule_that_cannot_be_followed_is_an_error(at: Path) -> None:
     cases = [
-        ('[names]\n"x.*" = "y.*"\n', "[names.\"x.*\"]: nothing on the first side is called 'x.*'"),
+        ('[names]\n"x.*" = "y.*"\n', "[names.\"x.*\"]: nothing on the first side matches 'x.*'"),
         (
             '[names]\n"a.w" = "z.w"\n',
-            "[names.\"a.w\"]: the second side has no 'z.w' (or a line before took what is to be called so)",
+            "[names.\"a.w\"]: the second side has no 'z.w', or an earlier line uses it",
         ),
         (
             '[names]\n"a.w" = "a.w"\n"b.w" = "a.w"\n',
-            "[names.\"b.w\"]: 'b.w' becomes 'a.w', and so does 'a.w'",
+            "[names.\"b.w\"]: 'b.w' and 'a.w' both become 'a.w'",
         ),
-        ('[[tensor]]\nfrom = "x"\nto = "a.w"\n', "[tensor 1]: nothing on the first side is called 'x'"),
-        ('[[tensor]]\nfrom = "a.w"\nto = "x"\n', "[tensor 1]: nothing on the second side is called 'x'"),
+        ('[[tensor]]\nfrom = "x"\nto = "a.w"\n', "[tensor 1]: nothing on the first side matches 'x'"),
+        ('[[tensor]]\nfrom = "a.w"\nto = "x"\n', "[tensor 1]: no 'x' on the second side"),
         (
             '[[tensor]]\nfrom = ["a.w", "x"]\nto = "b.w"\njoin = 0\n',
-            "[tensor 1]: nothing on the first side is called 'x'",
+            "[tensor 1]: no 'x' on the first side",
         ),
         (
             '[[tensor]]\nfrom = "a.w"\nto = "b.w"\nrule = "conv"\n',
@@ -361,9 +361,9 @@ def test_the_first_table_that_means_a_tensor_decides(at: Path) -> None:
     first = '[[tensor]]\nfrom = "a.w"\nto = "a.w"\n'
     every = '[[tensor]]\nfrom = "*.w"\nto = "*.w"\nrule = "dense"\n'
     assert equal(paired_by_map(at, first + every, ours, theirs))
-    with pytest.raises(UsageError, match=r"\[tensor 2\]: nothing more on the first side is called 'a.w'"):
+    with pytest.raises(UsageError, match=r"\[tensor 2\]: nothing more on the first side matches 'a.w'"):
         paired_by_map(at, first + first, ours, theirs)
-    with pytest.raises(UsageError, match=r"\[tensor 2\]: a table before took 'a.w'"):
+    with pytest.raises(UsageError, match=r"\[tensor 2\]: an earlier table uses 'a.w'"):
         paired_by_map(at, first + '[[tensor]]\nfrom = ["b.w", "a.w"]\nto = "b.w"\njoin = 0\n', ours, theirs)
 
 

@@ -181,7 +181,7 @@ def test_what_a_convention_cannot_tell_apart_it_does_not_pair() -> None:
     assert (left(found.removed), left(found.added)) == (list(two), ["net.fc.weight"])
     assert found.notes == (
         "model.fc.weight and module.fc.weight of A and net.fc.weight of B "
-        "can't be told apart by their names, so none is paired by it",
+        "can't be distinguished by name, so none is paired by it",
     )
 
 
