@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from ckpttool.core.errors import DamagedCheckpoint, Truncated, from_os_error
 from ckpttool.storage.checksums import crc32c, mask_crc
@@ -23,13 +23,6 @@ _LENGTH_BYTES, _FOOT_BYTES = 8, 4
 _BLOCK = 1 << 20
 
 
-class Record(NamedTuple):
-    """One record: its offset in the file, and its data; None if larger than ``MAX_RECORD``."""
-
-    offset: int
-    data: bytes | None
-
-
 def is_record_head(start: bytes) -> bool:
     """Return whether a file begins with a length and its checksum, as TFRecord files do."""
     if len(start) < _HEAD.size:
@@ -38,8 +31,8 @@ def is_record_head(start: bytes) -> bool:
     return mask_crc(crc32c(start[:_LENGTH_BYTES])) == int(checksum)
 
 
-def records(file: BinaryIO, path: str) -> Iterator[Record]:
-    """Yield the records of an open file up to its end; memory is bounded by ``MAX_RECORD``.
+def records(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes | None]]:
+    """Yield offset and data of the records of an open file; no data if larger than ``MAX_RECORD``.
 
     Raises:
         Truncated: The file ends within a record, as while it is being written.
@@ -56,7 +49,7 @@ def records(file: BinaryIO, path: str) -> Iterator[Record]:
             raise _truncation(path, offset, len(head), _HEAD.size)
         nbytes, checksum = _HEAD.unpack(head)
         if mask_crc(crc(head[:_LENGTH_BYTES])) != checksum:
-            found = "the length of a record has another checksum"
+            found = "wrong checksum of a record's length"
             raise DamagedCheckpoint(path, found, where=f"byte {offset:,}")
         # The length has a checksum, so a large one is no damage. It is only summed, in blocks.
         data = _read_bytes(file, path, nbytes) if nbytes <= MAX_RECORD else None
@@ -67,9 +60,9 @@ def records(file: BinaryIO, path: str) -> Iterator[Record]:
         if len(foot) < _FOOT_BYTES:
             raise _truncation(path, offset, nbytes + len(foot), nbytes + _FOOT_BYTES)
         if mask_crc(data_crc) != int.from_bytes(foot, "little"):
-            found = "a record has another checksum than it says"
+            found = "wrong checksum of a record"
             raise DamagedCheckpoint(path, found, where=f"byte {offset:,}")
-        yield Record(offset, data)
+        yield offset, data
         offset += _HEAD.size + nbytes + _FOOT_BYTES
 
 

@@ -96,9 +96,9 @@ def _summaries_in(path: str) -> Iterator[Summary]:
     """Yield the summaries of an event file, as ``_text_summary`` makes them."""
     try:
         with fs.open_regular(path) as file:
-            for record in records(file, path):
+            for offset, data in records(file, path):
                 step, summary = 0, b""
-                for field in fields(record.data or b"", path, f"byte {record.offset:,}"):
+                for field in fields(data or b"", path, f"byte {offset:,}"):
                     if field.number == _STEP:
                         step = field.signed
                     elif field.number == _SUMMARY:

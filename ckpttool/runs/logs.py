@@ -458,9 +458,9 @@ def read_events(file: BinaryIO, path: str, log: Log, prefix: str = "") -> None:
     The step of a tag that begins with ``epoch_`` is an epoch: Keras counts so.
     """
     try:
-        for record in records(file, path):
-            if record.data is not None:
-                _add_event(record.data, path, record.offset, log, prefix)
+        for offset, data in records(file, path):
+            if data is not None:
+                _add_event(data, path, offset, log, prefix)
     except Truncated as failure:
         log.warnings.append(f"{path}: {failure.found} at {failure.where} (perhaps still being written)")
 

@@ -385,24 +385,6 @@ class Block(NamedTuple):
         return ElementPlace(self.base + index, a, b)
 
 
-class _Measured(NamedTuple):
-    """Measurements of the finite pairs of a block; all other elements are set to 0.
-
-    Attributes:
-        a, b, d: Both sides and b - a, with one number or two parts per element; b - a = ``d`` · 2^``shift``.
-        modulus: |b - a| is ``modulus`` · 2^``shift``.
-        ratio: The largest |b - a| / |a|.
-        shift: Exponent that keeps moduli below overflow.
-    """
-
-    a: Array
-    b: Array
-    d: Array
-    modulus: Array
-    ratio: float
-    shift: int
-
-
 def tally_block(
     tally: Tally, block: Block, widenings: tuple[Widening, Widening], tolerance: Tolerance
 ) -> None:
@@ -414,15 +396,15 @@ def tally_block(
     if not finite.all():
         kept = finite if a.ndim == 1 else finite[:, None]
         a, b, d = (np.where(kept, one, 0.0) for one in (a, b, d))
-    measured = _measured(a, b, d)
+    d, modulus, ratio, shift = _scaled_differences(a, b, d)
     if tolerance.bitwise and widenings[0] is widenings[1]:
         a_codes, b_codes = (widenings[0].codes(raw, block.length) for raw in block.raw)
         counted = np.any(a_codes != b_codes, axis=1)
     elif tolerance.is_exact:
         counted = changed
     else:
-        allowed = tolerance.atol + tolerance.rtol * _modulus(measured.a)
-        exceeds = measured.modulus > np.ldexp(allowed, -measured.shift)
+        allowed = tolerance.atol + tolerance.rtol * _modulus(a)
+        exceeds = modulus > np.ldexp(allowed, -shift)
         counted = changed & (~finite | exceeds)
     tally.finite += int(np.count_nonzero(finite))
     tally.count += int(np.count_nonzero(counted))
@@ -430,11 +412,11 @@ def tally_block(
     tally.equal_non_finite += int(np.count_nonzero(~(counted | finite)))
     if tally.first is None and counted.any():
         tally.first = block.place(widenings, int(counted.argmax()))
-    largest = scaled(float(measured.modulus.max()), measured.shift)
+    largest = scaled(float(modulus.max()), shift)
     if largest > tally.max_abs:
-        tally.max_abs, tally.largest = largest, block.place(widenings, int(measured.modulus.argmax()))
-    tally.max_rel = max(tally.max_rel, measured.ratio)
-    _add_sums(tally, measured)
+        tally.max_abs, tally.largest = largest, block.place(widenings, int(modulus.argmax()))
+    tally.max_rel = max(tally.max_rel, ratio)
+    _add_sums(tally, a, b, d, modulus, shift)
 
 
 def _loaded(block: Block, widenings: tuple[Widening, Widening]) -> tuple[Array, Array, Array]:
@@ -481,7 +463,8 @@ def _changed(a: Array, b: Array, d: Array) -> tuple[Array, Array]:
     return np.any(changed, axis=1), np.all(finite, axis=1)
 
 
-def _measured(a: Array, b: Array, d: Array) -> _Measured:
+def _scaled_differences(a: Array, b: Array, d: Array) -> tuple[Array, Array, float, int]:
+    """Return b - a and |b - a|, both divided by 2^shift, the largest |b - a| / |a|, and the shift."""
     import numpy as np
 
     # |b - a| and |a| may overflow although all values are finite. Then the differences are computed again
@@ -496,7 +479,7 @@ def _measured(a: Array, b: Array, d: Array) -> _Measured:
         modulus = _modulus(d)
         ratios = np.where(is_known, ratios, modulus / _modulus(np.ldexp(a, -shift)))
     # 0 / 0 is NaN, which fmax ignores: nothing changed there.
-    return _Measured(a, b, d, modulus, float(np.fmax.reduce(ratios, initial=0.0)), shift)
+    return d, modulus, float(np.fmax.reduce(ratios, initial=0.0)), shift
 
 
 def _modulus(parts: Array) -> Array:
@@ -506,17 +489,16 @@ def _modulus(parts: Array) -> Array:
     return found
 
 
-def _add_sums(tally: Tally, measured: _Measured) -> None:
+def _add_sums(tally: Tally, a: Array, b: Array, d: Array, modulus: Array, shift: int) -> None:
     import numpy as np
 
-    modulus, shift = measured.modulus, measured.shift
     top = float(modulus.max())
     down = math.frexp(top)[1] if top > _SAFE_SQUARES[1] else 0
     tally.moduli.add(float(np.add.reduce(np.ldexp(modulus, -down))), down + shift)
-    a, a_exponent = _add_squares(tally.aa, measured.a.reshape(-1), 0)
-    b, b_exponent = _add_squares(tally.bb, measured.b.reshape(-1), 0)
+    a, a_exponent = _add_squares(tally.aa, a.reshape(-1), 0)
+    b, b_exponent = _add_squares(tally.bb, b.reshape(-1), 0)
     tally.ab.add(dot(a, b), a_exponent + b_exponent)
-    _add_squares(tally.dd, measured.d.reshape(-1), shift)
+    _add_squares(tally.dd, d.reshape(-1), shift)
 
 
 def _add_squares(total: ExactSum, values: Array, exponent: int) -> tuple[Array, int]:
