@@ -156,7 +156,7 @@ def require_equal(source: str, target: str, made: Made) -> None:
             target,
         )
         assert found.compared == found.unchanged > 0, where
-        # Only what a conversion told that it would drop is another: a graph, and the computation by it.
+        # Only what a conversion told that it would drop is another: a graph, and what is computed by it.
         is_known = found.values and made.dropped == ("saved_model.pb",)
         assert found.equal or is_known, where
 

@@ -93,6 +93,8 @@ class Widening:
 
         if not self.is_long:
             return np.zeros(count), self.to_float64(raw, count)
+        # The shift keeps the sign in the upper half, and the lower half is never negative. float64 holds both
+        # exactly, as each has at most 32 significant bits.
         whole = raw.view(self._numpy)[:count]
         high = np.ldexp((whole >> _LOW_WORD).astype(np.float64), _LOW_WORD)
         return high, (whole & ((1 << _LOW_WORD) - 1)).astype(np.float64)
@@ -117,6 +119,8 @@ class Widening:
             width = min(bits // _BYTE_BITS, 8)
             words = bits // (_BYTE_BITS * width)
             return raw.view(f"<u{width}")[: count * words].reshape(count, words)
+        # Elements of less than 8 bits are packed, the first one in the lowest bits of a byte. Each element's
+        # bits become a row of a table, and each row a byte.
         columns = np.unpackbits(raw, bitorder="little", count=count * bits).reshape(count, bits)
         return np.packbits(columns, axis=1, bitorder="little")
 

@@ -109,6 +109,8 @@ class ElementReader:
             buffer[done : done + count] = self._block[:count]
             self._block = self._block[count:]
             done += count
+        # At the end of the tensor the stream is asked for one more block, so that elements beyond those of
+        # the shape are noticed.
         self._position += done
         if self._position == self._tensor.nbytes and (self._block or next(self._blocks, None)):
             raise self._misfit(f"more than {self._position:,} bytes of elements")

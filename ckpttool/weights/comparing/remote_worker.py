@@ -67,6 +67,8 @@ class RemoteWorker(PairWorker):
 
     def _answer(self, request: Mapping[str, Any]) -> Tally | None:
         """Return the child's tally; None if it couldn't read the range, or has exited."""
+        # A child that exits (killed for its memory, say) is not replaced: this thread measures all other
+        # ranges in this process, which gives the same results.
         if self._child is None:
             return None
         try:

@@ -115,8 +115,8 @@ class ExactSum:
         """Return the sum as (number, exponent) with an even exponent, whose half ``root`` needs."""
         if not self._scaled:
             return math.fsum(self._terms), 0
-        # Terms with exponents are brought to the exponent of the largest one, so that none overflows; what
-        # underflows is too small to change the sum.
+        # Terms with exponents are brought to the exponent of the largest one, so that none overflows; a
+        # term that underflows is too small to change the sum.
         terms = [*self._scaled, *((term, 0) for term in self._terms if term)]
         top = max(math.frexp(term)[1] + exponent for term, exponent in terms)
         top += top % 2
@@ -181,6 +181,8 @@ class Tally:
         self.non_finite += other.non_finite
         self.finite += other.finite
         self.equal_non_finite += other.equal_non_finite
+        # Threads finish their blocks in any order. Of equal changes the one with the lowest index counts, so
+        # the result is the same in every run.
         self.max_rel = max(self.max_rel, other.max_rel)
         if other.largest is not None and (
             self.largest is None
@@ -221,6 +223,8 @@ class Tally:
         (aa, a_exponent), (bb, b_exponent) = self.aa.parts(), self.bb.parts()
         if aa == 0 or bb == 0:
             return math.nan
+        # a·a times b·b may overflow although each is in range, so the roots divide one after the other. By
+        # rounding, the cosine of equal vectors may be slightly above 1.
         ab, exponent = self.ab.parts()
         cosine = scaled(ab / math.sqrt(aa) / math.sqrt(bb), exponent - (a_exponent + b_exponent) // 2)
         return max(-1.0, min(1.0, cosine))

@@ -21,8 +21,8 @@ class ContentView(NamedTuple):
         checkpoint: The content's tensors. Those that a map only renamed have the source's names, which
             identify their layers. It shares the files of the source, and must not be closed.
         tensors: The content's tensors by ``id`` of the view's.
-        named: Name given by a map by name in the view.
-        held: Names of tensors whose layout a map has decided.
+        names_from_map: Name given by a map, by name in the view.
+        layouts_from_map: Names of tensors whose layout a map has decided.
     """
 
     checkpoint: Checkpoint

@@ -64,6 +64,8 @@ def cast(content: Content, dtype_name: str) -> tuple[Content, list[str]]:
 
 def _holds_all_values(dtype: DType, other: DType) -> bool:
     """Return whether ``dtype`` holds every value of ``other``."""
+    # Both 16-bit types hold all floats of up to 8 bits, with one exception: float8_e8m0fnu, a scale, has the
+    # powers of two from 2^-127 to 2^127, beyond the exponents of float16.
     if other.bits <= 8 or other is dtype:
         return dtype.name in ("float32", "bfloat16") or other.name != "float8_e8m0fnu"
     return dtype.name == "float32" and other.bits == 16

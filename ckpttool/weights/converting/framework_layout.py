@@ -228,7 +228,7 @@ def to_keras(checkpoint: Checkpoint, layouts_from_map: Collection[str]) -> Keras
 
     Args:
         checkpoint: Checkpoint of PyTorch.
-        held: Names of tensors to leave unchanged.
+        layouts_from_map: Names of tensors to leave unchanged.
     """
     modules = _modules(checkpoint.metadata)
     if not modules:

@@ -65,6 +65,8 @@ class _MapEdits:
                 raise self._map.error_at(rule.place, f"{names[0]}: {failure} (rule {rule.rule})") from failure
             for target in targets:
                 self._claim(rule.place, target, names[0], "layout")
+            # A join puts its result in the place of the first source, and removes the others. A split puts
+            # all parts in the place of its source.
             self._edits[id(sources[0])] = [
                 replace(tensor, path=path) for path, tensor in zip(paths, results, strict=True)
             ]
@@ -91,6 +93,7 @@ class _MapEdits:
         names = [name for name, _ in self._names.find(glob) if not self._is_taken(name)]
         if not names:
             raise self._map.error_at("drop", self._no_match(glob))
+        # The state of an optimizer has an entry for each weight, so it would not fit without one.
         for name in names:
             if self._tensors[name].role is Role.WEIGHTS:
                 self._require_no_state("drop", name)

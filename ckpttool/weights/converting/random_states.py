@@ -47,6 +47,9 @@ def is_random_tensor(tensor: Tensor) -> bool:
 
 def is_random_state(value: object) -> bool:
     """Return whether a value is a random state, or a nested container of nothing else."""
+    # The states of several libraries or devices are often saved in one dictionary or list, so a container is
+    # a state if all its parts are, apart from None, and there is at least one. A pickle may hold one object
+    # many times, or in itself: each is visited once.
     waiting, seen, is_one = [value], set[int](), False
     while waiting:
         one = waiting.pop()

@@ -76,6 +76,7 @@ def follow_template(
         notes.append(f"kept from the model: {first_names(filled.unfilled)}")
     if count := len(model.tensors) - len(template):
         notes.append(f"the model's optimizer left out ({counted(count, 'tensor')})")
+    # ``Content`` has the owner of shared bytes before the tensors that share them.
     owners = [one for one in tensors if one.shares_with is None]
     changed = replace(
         content,
@@ -95,6 +96,8 @@ def follow_template(
 
 def _require_all_paired(pairing: Pairing, model: Checkpoint) -> None:
     """Require that all tensors are paired, and none of them ambiguously."""
+    # A square matrix has the same shape transposed, so its shape can't show which layout it has. A tensor of
+    # the source without a counterpart is an error if it is a weight or has axes; lone counters are left out.
     squares = [pair for pair in pairing.undecided if pair.doubt is None]
     if squares:
         names = name_list(pair.a.sources[0] for pair in squares)

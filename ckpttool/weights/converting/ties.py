@@ -15,6 +15,8 @@ def carry_ties(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
     Args:
         pairs: (Old tensor, new tensor); owners come before the tensors that share with them.
     """
+    # The owner of a group may have been dropped or changed. So the first tensor that still has the group's
+    # values and shape becomes the owner, and one that was cast or rearranged leaves the group.
     owners: dict[str, Tensor] = {}
     made = []
     for old, new in pairs:

@@ -49,6 +49,8 @@ def is_state_tensor(tensor: Tensor) -> bool:
 
 def without_training_state(content: Content) -> Content:
     """Return a content without training state; names are kept."""
+    # A tree has whole entries (a scheduler's dictionary, a list of random states), which go with all that is
+    # in them. Flat files have tensors only, which are judged one by one.
     if content.tree is None:
         state = training_state_paths(content)
         return replace(content, tensors=_tied(one for one in content.tensors if one.path not in state))

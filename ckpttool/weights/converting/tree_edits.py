@@ -158,6 +158,8 @@ def _new_names(known: Mapping[Any, object], names: Mapping[str, list[str]]) -> d
             # a.b.weight renamed to c.d.weight moves module a.b to c.d and a to c: as many steps are cut off
             # the new name as the old name has below the module.
             modules.update(".".join(new.split(".")[: depth - len(steps)]) or None for new in given)
+    # ``_metadata`` has an entry for each module, also for those without tensors, and its parents come before
+    # them, as ``state_dict`` visits a module before its children.
     renamed: dict[Any, Any] = {}
     for old in known:
         if not isinstance(old, str) or not old:

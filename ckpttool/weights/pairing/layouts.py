@@ -68,7 +68,7 @@ class LayoutItem:
         An item that is one row of its source gives a matrix of one row.
 
         Raises:
-            Unfit: Its shape is not the item's.
+            LayoutMismatch: Its shape is not the item's.
         """
         if given.shape != self.tensor.shape:
             raise LayoutMismatch(f"shape {list(given.shape)}, not {list(self.tensor.shape)}")
@@ -83,7 +83,7 @@ class VariableLayout:
 
     Attributes:
         leaf: Its name in PyTorch, relative to the layer.
-        ways: Pattern by number of axes; empty if the layouts are equal.
+        patterns: Pattern by number of axes; empty if the layouts are equal.
         sizes: Lengths of named axes that don't follow from the shape.
         row: Index of the row of the stored tensor that becomes this tensor, or None for all of it.
     """
@@ -100,7 +100,7 @@ class LayoutRule:
 
     Attributes:
         text: The rule in words, for notes.
-        turns: Conversions by variable of the other framework.
+        variables: Conversions by variable of the other framework.
         modules: Classes of PyTorch whose weights the rule makes.
     """
 

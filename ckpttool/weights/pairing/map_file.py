@@ -236,7 +236,7 @@ class SideNames:
     """Names of one side's tensors, in their order.
 
     Attributes:
-        twice: Names that several tensors have.
+        duplicates: Names that several tensors have.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -251,6 +251,8 @@ class SideNames:
         if "*" not in glob:
             yield from [(glob, ())] if glob in self._count else []
             return
+        # Each star matches as much as it can: of several stars, the first ones get the long texts. Names may
+        # have line breaks, which a dot matches only with DOTALL.
         stars = re.compile("(.*)".join(map(re.escape, glob.split("*"))), re.DOTALL)
         for name in self._count:
             if match := stars.fullmatch(name):
@@ -286,11 +288,11 @@ def apply_rule(
         tensors: Sources of one match of the rule.
         rule: Rule of the map.
         paths: Paths of the results.
-        flip: Whether rules for PyTorch's layout are applied backwards unless ``inverse`` is set.
+        from_torch: Whether rules for PyTorch's layout are applied backwards unless ``inverse`` is set.
         rows: Lengths of the parts of a split on the other side; if empty, the map's sizes or equal lengths.
 
     Raises:
-        Unfit: The rule doesn't fit the tensors.
+        LayoutMismatch: The rule doesn't fit the tensors.
     """
     # ``conv`` and ``flatten`` are written as from another framework to PyTorch. If only the first side is
     # PyTorch's, they are inverted; ``dense`` is its own inverse, and ``permute`` is taken literally.
@@ -303,6 +305,9 @@ def apply_rule(
             pattern = pattern.inverse() if is_backwards else pattern
             tensor = rearrange(tensor, pattern, tensor.path, sizes=axis_lengths)
         turned.append(tensor)
+    # Tensors are joined and split after the rule, along the first axis of its result. The lengths of the
+    # parts come from the map, else from the tensors on the other side, else they are equal. If both the map
+    # and the other side have lengths, they must agree.
     if rule.split is None:
         return [turned[0] if len(turned) == 1 else concatenate(turned, paths[0])]
     (whole,) = turned
@@ -347,8 +352,10 @@ def apply_map(
         unpaired: Tensors of both sides as stored.
         tensor_map: The map.
         layouts: For each side, the conversion of a stored tensor to PyTorch's layout.
-        flip: Whether rules for PyTorch's layout are applied backwards unless ``inverse`` is set.
+        from_torch: Whether rules for PyTorch's layout are applied backwards unless ``inverse`` is set.
     """
+    # A tensor is used once, by the first line that names it: a table before a line of ``[names]``, and both
+    # before ``drop``. So a glob in ``[names]`` or ``drop`` may include tensors that a table names.
     mapped = _MapPairs(unpaired, tensor_map)
     for rule in tensor_map.tensors:
         mapped.apply_table(rule, from_torch)
@@ -371,8 +378,8 @@ class _MapPairs:
 
     Attributes:
         pairs: The pairs.
-        aside: Tensors of the first side that are dropped or have no counterpart.
-        used: ``id`` of the tensors of each side that a rule has taken.
+        without_counterpart: Tensors of the first side that are dropped or have no counterpart.
+        taken: ``id`` of the tensors of each side that a rule has taken.
     """
 
     def __init__(self, unpaired: Unpaired, tensor_map: TensorMap) -> None:

@@ -95,8 +95,8 @@ class Pairing:
         undecided: Pairs that may hold their elements in different orders: the rule may be the wrong one
             (``doubt``), or one side may be the other transposed. Not in ``pairs``.
         unmatched: Globs of ``PairingOptions.ignore`` that match no tensor.
-        ordered: Pairs of identical layers that were told apart by their order only.
-        seconds: Tensors of the second checkpoint with the other name under which they are paired.
+        ordered: Pairs of identical layers that only their order distinguishes.
+        second_names: Tensors of the second checkpoint with the other name under which they are paired.
     """
 
     pairs: tuple[Pair, ...]

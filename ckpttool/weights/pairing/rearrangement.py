@@ -71,10 +71,12 @@ def lengths_of(shape: tuple[int, ...], pattern: Pattern, known: Mapping[str, int
     """Return the length of each named axis.
 
     Raises:
-        Unfit: The shape doesn't fit the pattern.
+        LayoutMismatch: The shape doesn't fit the pattern.
     """
     if len(shape) != len(pattern.stored):
         raise LayoutMismatch(f"{len(shape)} axes, not {len(pattern.stored)}")
+    # An axis of the file may be the product of several named ones: ``(h w c)``. All but one of them must be
+    # known before it, from an earlier axis or from ``known``; the last one is the quotient.
     lengths = dict(known)
     for length, names in zip(shape, pattern.stored, strict=True):
         open_names = [name for name in names if name not in lengths]
@@ -104,13 +106,13 @@ def rearrange(
 
     Args:
         tensor: As stored.
-        way: Rearrangement of its axes.
+        pattern: Rearrangement of its axes.
         path: Path of the result.
         sizes: Lengths of named axes that don't follow from the shape.
         row: Index to take of the axis ``row``, which the result lacks.
 
     Raises:
-            Unfit: Its shape doesn't fit the pattern, or its elements aren't whole bytes.
+        LayoutMismatch: Its shape doesn't fit the pattern, or its elements aren't whole bytes.
     """
     if tensor.dtype.bits < 8:
         raise LayoutMismatch(f"elements of {tensor.dtype.bits} bits")
@@ -155,7 +157,7 @@ def concatenate(tensors: Sequence[Tensor], path: Path) -> Tensor:
     """Return a lazy concatenation of tensors along their first axis.
 
     Raises:
-        Unfit: They differ in the other axes or in dtype.
+        LayoutMismatch: They differ in the other axes or in dtype.
     """
     first = tensors[0]
     if not first.shape or any(one.shape[1:] != first.shape[1:] or not one.shape for one in tensors):
@@ -171,7 +173,7 @@ def cut(tensor: Tensor, start: int, count: int, path: Path) -> Tensor:
     """Return the lazy slice ``tensor[start:start + count]``.
 
     Raises:
-        Unfit: It has fewer rows, or its elements aren't whole bytes.
+        LayoutMismatch: It has fewer rows, or its elements aren't whole bytes.
     """
     if not tensor.shape or start + count > tensor.shape[0] or tensor.dtype.bits < 8:
         raise LayoutMismatch(f"rows {start:,}..{start + count:,} of shape {list(tensor.shape)}")
@@ -186,7 +188,7 @@ def add_tensors(a: Tensor, b: Tensor, path: Path) -> Tensor:
     """Return the lazy sum of two tensors, in their dtype.
 
     Raises:
-        Unfit: They differ in shape or dtype, or NumPy can't add the dtype.
+        LayoutMismatch: They differ in shape or dtype, or NumPy can't add the dtype.
     """
     if a.shape != b.shape or a.dtype is not b.dtype:
         raise LayoutMismatch(f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}")
@@ -240,6 +242,8 @@ def _strided_parts(tensor: Tensor) -> tuple[Strided, ...] | None:
 
 def _streamed_elements(tensor: Tensor, positions: Sequence[int]) -> bytes:
     itemsize = tensor.dtype.itemsize
+    # The elements are computed or compressed, so all blocks before a position are read, too. Blocks are whole
+    # elements, and positions ascend: one pass finds all of them.
     found, begin, waiting = [], 0, list(reversed(positions))
     for block in tensor.blocks():
         end = begin + len(block)

@@ -46,7 +46,7 @@ def find_renames(unpaired: Unpaired, *, families_differ: bool) -> list[Pair]:
 
     Args:
         unpaired: Unpaired tensors.
-        across: Whether the sides are of two families; tensors whose layers have one word in both are
+        families_differ: Whether the sides are of two families; tensors whose layers have one word in both are
             then paired first, and those with contradicting words never.
     """
     # Order matters: unique content is nearly certain; the layers that it pairs identify their other variables

@@ -45,6 +45,9 @@ def _is_listed(item: LayoutItem) -> bool:
 def _originals_of_copies(items: Sequence[LayoutItem]) -> dict[int, Hashable]:
     """Return (list, name of the original) by ``id`` of the copy; equal originals are assigned by name."""
     originals: dict[int, Hashable] = {}
+    # An export doesn't record which variable a copy belongs to, so equal values decide. Two tensors with
+    # equal samples are taken as a variable and its copy; larger groups, such as those of zeros, are divided
+    # by checksums of all bytes.
     for group in group_by_sample(_copies_and_candidates(items)):
         for same in [group] if len(group) == 2 else group_by_checksum(group):
             copies = [item for item in same if _is_listed(item)]

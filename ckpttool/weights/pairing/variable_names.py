@@ -91,6 +91,8 @@ def _bare_name(path: Path, is_optimizer: bool) -> Steps:
     steps = _torch_name(path)
     wrapper = _OPTIMIZER if is_optimizer else _CONTAINERS
     modules = tuple(step for step in steps[:-1] if step not in WRAPPER_STEPS)
+    # Containers are removed at the front only: a module inside a model may well be called ``model``, or a
+    # layer ``network``. The last step is the variable, which is kept whatever its name.
     depth = 0
     while depth < len(modules) and wrapper.fullmatch(modules[depth]):
         depth += 1
@@ -103,8 +105,10 @@ def is_bookkeeping(tensor: Tensor, format: str, *, families_differ: bool) -> boo
     Args:
         tensor: Unpaired tensor.
         format: Format or conventions of its checkpoint.
-        across: Whether the other side is of another family.
+        families_differ: Whether the other side is of another family.
     """
+    # A name alone proves little, so size and dtype or role must fit as well: counters have one element, and
+    # the states of Keras's seed generators two. A weight that is called ``step`` is never ignored.
     steps = steps_of(tensor.path)
     if not steps or tensor.size > _SEED_SIZE:
         return False
@@ -198,6 +202,8 @@ def numbered_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
     original name of each variable.
     """
     own_names = checkpoint.own_names
+    # The own name of a variable ends like its path inside the layer, so the steps before that name the layer.
+    # A layer is left out if its variables disagree, or if another layer has the same name.
     candidates: dict[Steps, set[Steps]] = {}
     for tensor in checkpoint.tensors if own_names else ():
         steps, own = steps_of(tensor.path), steps_of((own_names.get(tensor.name, ""),))
