@@ -103,8 +103,8 @@ def text_table(
         dispensable: Headings of columns that a narrow table hides, in this order.
         narrowest: Columns down to which names are shortened before columns are hidden.
     """
-    # First names are shortened to ``narrowest``, then columns are hidden. The names then get all the room
-    # that the remaining columns leave: hiding a wide column may make them whole again.
+    # Names are shortened to ``narrowest`` before columns are hidden. Then they get all the room that the
+    # remaining columns leave: without a wide column, they may be whole again.
     widths = [max(display_width(line[at]) for line in (headings, *rows)) for at in range(len(headings))]
     shown = [at for at in range(1, len(headings)) if any(row[at] for row in rows)]
     names = [headings[0], *(row[0] for row in rows)]
@@ -285,7 +285,7 @@ def _brief_paths(names: Iterable[str]) -> dict[str, str]:
 
 def _cut_positions(names: Sequence[str], room: int) -> Iterator[int]:
     """Yield the columns to keep of the beginning of names, the best first."""
-    # 0 is the best if the names differ only after a beginning that would be cut anyway.
+    # Nothing of the beginning is kept if the cut then removes only a part that all names share.
     if max(map(display_width, names), default=0) - room < display_width(_shared_beginning(names)):
         yield 0
     usual = (room - 1) // 3

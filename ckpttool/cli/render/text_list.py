@@ -132,8 +132,7 @@ def tab_separated_text(listing: Listing, now: float) -> str:
     They are the path, format, epoch, step, bytes, the time of its last change, the state, the action of a
     policy, notes, and all metrics as ``name=value``. Unknown fields are empty, and nothing is shortened.
     """
-    # Scripts cut fields by their numbers: new ones are only added at the end of a line. ``printable`` escapes
-    # tabs and line breaks in names.
+    # Scripts cut fields by their numbers, so ``printable`` escapes tabs and line breaks in names.
     style = ListStyle(now=now, long=True)
     alone = {one.key for one in listing.series if len(one.checkpoints) == 1}
     lines = []
