@@ -257,6 +257,7 @@ def _has_name_of_save(path: str) -> bool:
 
 def _unreadable_error(root: str, paths: Sequence[tuple[str, str]]) -> AccessDenied:
     """Return the error for a search without a result in which not everything could be read."""
+    # What can't be read now may be the newest checkpoint, so a job mustn't take this for its first run.
     path, why = paths[0]
     others = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
     problem = "no checkpoint to resume from was found, but not all could be read"
@@ -264,7 +265,8 @@ def _unreadable_error(root: str, paths: Sequence[tuple[str, str]]) -> AccessDeni
 
 
 def _none_safe_error(root: str, unsafe: Sequence[Entry]) -> AccessDenied:
-    """Return the error for a search with only unsafe results: training must not start anew for that."""
+    """Return the error for a search with only unsafe results."""
+    # This is an error rather than an empty answer, which a job would take for its first run and train anew.
     others = f"; and {len(unsafe) - 1:,} more" if len(unsafe) > 1 else ""
     problem = f"no checkpoint is safe to resume from: {unsafe[0].path}: unsafe: {unsafe[0].danger}{others}"
     return AccessDenied(shown(root), problem, expected="--allow-unsafe accepts it")

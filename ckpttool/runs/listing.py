@@ -445,7 +445,6 @@ def _rows(
     best: str | None,
     mode: Mode | None,
 ) -> list[ListedCheckpoint]:
-    """Return the rows of one series."""
     newest = next((entry.path for entry in reversed(entries) if entry.is_sound), None)
     best_path = _best(entries, best, mode) if len(entries) > 1 else None
     remarks = {directory: remarks_beside(directory) for directory in {entry.directory for entry in entries}}

@@ -508,7 +508,6 @@ def _unreadable_paths(surveyed: Survey, rejected: Sequence[tuple[Entry, str]]) -
 
 
 def _reason_for_none(surveyed: Survey, query: LatestQuery) -> str:
-    """Return why there is no answer."""
     root, count = surveyed.root, len(surveyed.entries)
     best, before = query.best, query.before
     if not count:

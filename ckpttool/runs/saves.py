@@ -381,7 +381,7 @@ def _merged(parts: Sequence[Entry]) -> Entry:
 
 
 def _granularity(parts: Sequence[Entry]) -> Granularity | None:
-    """Return how much of a training all parts of a save hold: weights and an optimizer's state are all."""
+    """Return how much of a training the parts of a save hold together; weights with state make it full."""
     found = {(part.granularity, part.has_weights) for part in parts}
     if {(Granularity.PARTIAL, True), (Granularity.PARTIAL, False)} <= found:
         return Granularity.FULL

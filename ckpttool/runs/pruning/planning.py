@@ -378,7 +378,7 @@ def _problems(
 
 
 def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
-    """Yield a warning for each directory named like a series' checkpoint that holds checkpoints instead."""
+    """Yield a warning for each directory named like a series' checkpoint that contains checkpoints."""
     known = {fs.normpath(entry.unit.path) for entry in survey.entries}
     blanks = {
         name: parse_name(name).blank
@@ -406,7 +406,7 @@ def _nested_run_warnings(survey: Survey, scope: Scope) -> Iterator[str]:
 def _lookalikes(
     chosen: Sequence[tuple[Group, Policy | None]], protections: Protections, now: float
 ) -> Iterator[Problem]:
-    """Yield single checkpoints that look like a series: a policy would change some if they were one."""
+    """Yield problems with single checkpoints that look like a series that a policy would change."""
     # Numbers of unknown meaning aren't blanked, so checkpoints with several of them in their names are a
     # series of one each, and are kept for ever. If such names differ only in numbers, and the signature is
     # the same, a problem says that ``--series`` joins them; a plan as if they were joined shows whether that
