@@ -467,7 +467,7 @@ def test_unfinished_uploads_are_named(s3: S3Bucket, run: Run, files: Path) -> No
     begun = s3.client.create_multipart_upload(Bucket=s3.name, Key="runs/model_epoch_11.pth")
     part = {"Bucket": s3.name, "Key": "runs/model_epoch_11.pth", "UploadId": begun["UploadId"]}
     s3.client.upload_part(**part, PartNumber=1, Body=b"x" * 1000)
-    text = f"{url}: 1 unfinished upload (1,000 bytes), which no listing shows"
+    text = f"{url}: 1 unfinished upload (1,000 bytes), hidden from listings"
     assert text in run("list", url).err
     assert text in run("prune", url, "--keep", "3", "--dry-run").err
 
