@@ -137,7 +137,7 @@ def _failures_of_user_code(problem: str) -> Iterator[None]:
 
 def wrong_kind(reference: str | None, made: object, expected: str) -> LoadFailed:
     """Return the error for an object of the wrong kind from the user's class or function."""
-    problem = f"{shown(reference)} gave a {type(made).__name__}, {expected}"
+    problem = f"{shown(reference)} returned a {type(made).__name__}, {expected}"
     return LoadFailed(error("no-such-model", problem))
 
 
@@ -150,7 +150,7 @@ def resolve(reference: str) -> Callable[..., Any]:
     """Import the module of a reference, and return the class or function that it names."""
     place, _, name = reference.rpartition(":")
     if not place or not name:
-        raise LoadFailed(error("no-such-model", f"{reference!r} is no package.module:Name or file.py:Name"))
+        raise LoadFailed(error("no-such-model", f"{reference!r} is not package.module:Name or file.py:Name"))
     value: Any = import_user_module(place)
     for part in name.split("."):
         if not hasattr(value, part):
@@ -195,9 +195,9 @@ def _import_by_place(place: str) -> ModuleType:
         except ModuleNotFoundError as failure:
             if failure.name is None or not (place == failure.name or place.startswith(f"{failure.name}.")):
                 raise  # the module exists; one that it imports doesn't
-            raise LoadFailed(error("no-such-model", f"there is no module {failure.name!r}")) from failure
+            raise LoadFailed(error("no-such-model", f"module {failure.name!r} not found")) from failure
     if not os.path.isfile(place):
-        raise LoadFailed(error("no-such-model", "there is no such file", place))
+        raise LoadFailed(error("no-such-model", "file not found", place))
     name = os.path.basename(place)[: -len(".py")]
     if name in sys.modules:
         name = f"{name} (--model)"  # an installed module with this name is not replaced

@@ -47,11 +47,11 @@ def read_arrays(path: str, code: str) -> dict[str, np.ndarray[Any, Any]]:
     except OSError as failure:
         raise LoadFailed(error(code, f"it can't be read: {failure.strerror or failure}", path)) from failure
     except MemoryError as failure:
-        raise LoadFailed(error(code, "what it holds doesn't fit into memory", path)) from failure
+        raise LoadFailed(error(code, "its arrays don't fit into memory", path)) from failure
     except _UNREADABLE as failure:
         raise LoadFailed(error(code, _unreadable_reason(failure, path), path)) from failure
     if not arrays:
-        raise LoadFailed(error(code, "there is no array in it", path))
+        raise LoadFailed(error(code, "it has no arrays", path))
     return arrays
 
 
@@ -61,7 +61,7 @@ def _unreadable_reason(failure: Exception, path: str) -> str:
         return f"it can't be read: {failure}"
     with open(path, "rb") as file:
         is_known = file.read(2).startswith((b"\x93N", b"PK", b"\x80"))
-    return "it holds Python objects, which are not loaded" if is_known else "it is no .npy or .npz file"
+    return "it holds Python objects, which are not loaded" if is_known else "not an .npy or .npz file"
 
 
 def _members(archive: Any) -> dict[str, np.ndarray[Any, Any]]:
@@ -69,7 +69,7 @@ def _members(archive: Any) -> dict[str, np.ndarray[Any, Any]]:
         arrays = {name: archive[name] for name in archive.files}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):
-            raise ValueError(f"{name!r} in it is no array")
+            raise ValueError(f"{name!r} is not an array")
     return arrays
 
 
@@ -163,13 +163,15 @@ def name_inputs(given: Arrays, specs: Sequence[InputSpec], origin: str) -> dict[
     }
     takes = f"the model takes {', '.join(names)}"
     if len(renamed) < len(given):
-        raise LoadFailed(error("input-unknown", f"{origin} has one input by name and by position ({takes})"))
+        raise LoadFailed(
+            error("input-unknown", f"{origin} has the same input by name and by position ({takes})")
+        )
     missing = [name for name in names if name not in renamed]
     if missing:
         raise LoadFailed(error("input-missing", f"no input {missing[0]!r} in {origin} ({takes})"))
     unknown = [name for name in renamed if name not in names]
     if unknown:
-        raise LoadFailed(error("input-unknown", f"{origin} has {unknown[0]!r} ({takes})"))
+        raise LoadFailed(error("input-unknown", f"{origin} has an unknown input {unknown[0]!r} ({takes})"))
     return renamed
 
 
@@ -207,7 +209,7 @@ def read_recording(path: str) -> Recording:
             arrays[name] = arrays[name].astype(dtype_named(dtype))
     outputs = _arrays_below(_OUTPUT, arrays)
     if not outputs:
-        raise LoadFailed(error("recording-unreadable", f"no {_OUTPUT}<name> is in it", path))
+        raise LoadFailed(error("recording-unreadable", f"it has no {_OUTPUT}<name>", path))
     return Recording(_arrays_below(_INPUT, arrays), outputs, about)
 
 

@@ -147,7 +147,7 @@ def findings_on_error(code: str) -> Iterator[None]:
 def error_finding(failure: BaseException, code: str) -> Finding:
     """Return a finding with the whole text of an error, and the last place outside this package."""
     if isinstance(failure, MemoryError):
-        return error("child-out-of-memory", "there was no memory left")
+        return error("child-out-of-memory", "out of memory")
     codes = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(failure.__traceback__)]
     places = [(file, line) for file, line in codes if not file.startswith(_PACKAGE_DIRECTORY)]
     last = f"{os.path.basename(places[-1][0])}:{places[-1][1]}" if places else None
@@ -229,17 +229,17 @@ _MAX_NAMED = 20
 
 def missing_finding(key: str) -> Finding:
     """Return the finding for a key that only the model has."""
-    return error("missing-key", "the model has it, the checkpoint doesn't", key)
+    return error("missing-key", "in the model, but not in the checkpoint", key)
 
 
 def unexpected_finding(key: str) -> Finding:
     """Return the finding for a key that only the checkpoint has, if the framework refuses it."""
-    return error("unexpected-key", "the checkpoint has it, the model doesn't", key)
+    return error("unexpected-key", "in the checkpoint, but not in the model", key)
 
 
 def not_consumed_finding(key: str) -> Finding:
     """Return the finding for a key that only the checkpoint has, if the framework ignores it."""
-    return error("not-consumed", "the checkpoint has it, nothing in the model takes it", key)
+    return error("not-consumed", "in the checkpoint, but not used by the model", key)
 
 
 def shape_finding(key: str, saved: Iterable[Any], own: Iterable[Any]) -> Finding:

@@ -101,15 +101,13 @@ def _deepspeed(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     """Return the loader for a DeepSpeed checkpoint with the whole model in one file."""
     names = {os.path.basename(file.path): file.path for file in checkpoint.files}
     if any(name.startswith("layer_") for name in names):
-        raise NotPredictable(
-            "each layer of the model has a file of its own: no module takes them as they are"
-        )
+        raise NotPredictable("each layer of the model is in a separate file, and no module loads such files")
     states = [
         path for name, path in names.items() if name.startswith("mp_rank_") and name.endswith(_MODEL_STATES)
     ]
     if len(states) != 1:
         raise NotPredictable(
-            "several ranks have parts of the model: zero_to_fp32.py of DeepSpeed makes one file of them"
+            "the model is split across ranks: merge the files with DeepSpeed's zero_to_fp32.py"
         )
     require_model("a state dict", request)
     in_place = _files(checkpoint)["in_place"]
@@ -117,7 +115,7 @@ def _deepspeed(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     if checkpoint.metadata.get("optimizer") is not None:
         options["optimizer_key"] = "optimizer"
     else:
-        options["optimizer_lacking"] = "DeepSpeed divided the optimizer's state among its ranks"
+        options["optimizer_lacking"] = "DeepSpeed split the optimizer's state across ranks"
     return "torch", "state", options
 
 
@@ -134,7 +132,7 @@ def _pretrained_directory(checkpoint: Checkpoint) -> str | None:
 
 def _torchscript_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     if checkpoint.variant == "lite":
-        raise NotPredictable("a lite interpreter's file runs on mobile runtimes alone")
+        raise NotPredictable("a lite interpreter's file runs only on mobile runtimes")
     return "torch", "torchscript", {}
 
 
@@ -194,7 +192,7 @@ def _keras_package(checkpoint: Checkpoint) -> str:
 
 def _fluid_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     if checkpoint.variant != "inference":
-        raise NotPredictable("these are variables without a program; only a saved inference model can be run")
+        raise NotPredictable("it has variables, but no program; only a saved inference model can be run")
     program = os.path.join(checkpoint.path, "__model__")
     weight_files = [file.path for file in checkpoint.files if os.path.basename(file.path) != "__model__"]
     names = {tensor.path[0] for tensor in checkpoint.tensors}
@@ -206,7 +204,7 @@ def _fluid_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
 
 def _paddle_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
     if checkpoint.variant == "tensors":
-        raise NotPredictable("there is no program that says what the tensors are for")
+        raise NotPredictable("it has tensors, but no program")
     if checkpoint.variant == "inference":
         weight_files = [file.path for file in checkpoint.files if file.path.endswith(".pdiparams")]
         program = next(file.path for file in checkpoint.files if file.path not in weight_files)
@@ -214,13 +212,15 @@ def _paddle_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice
         directory = os.path.dirname(program) or os.curdir
         return "paddle", "inference", {"program": program, "directory": directory, "combined": combined}
     if checkpoint.variant == "training" and request.model is None:
-        raise NotPredictable("a program that is trained doesn't say what it gives: save_inference_model does")
+        raise NotPredictable(
+            "a training program doesn't declare its outputs: save it with save_inference_model"
+        )
     require_model("a state dict", request)
     pickles = [
         file.path for file in checkpoint.files if not file.path.endswith((".pdmodel", ".json", ".pdopt"))
     ]
     if not pickles:
-        raise NotPredictable("an optimizer's state can't be run; --predict goes with its .pdparams")
+        raise NotPredictable("an optimizer's state can't be run; use --predict with its .pdparams")
     optimizer = _paddle_optimizer(checkpoint, os.path.splitext(pickles[0])[0] + ".pdopt", request)
     place = () if checkpoint.variant == "training" else state_path(checkpoint, request)
     return "paddle", "parameters", {**optimizer, "file": pickles[0], "state_path": place}
@@ -260,10 +260,10 @@ def state_path(checkpoint: Checkpoint, request: PredictionRequest) -> Path:
         others = (t for t in checkpoint.tensors if t.role is not Role.OPTIMIZER)
         places = list(dict.fromkeys(_state_dict_of(tensor.path) for tensor in others))
     if not places:
-        raise NotPredictable("no weights are in it")
+        raise NotPredictable("it has no weights")
     if len(places) > 1:
         names = ", ".join(".".join(map(str, place)) or "the root" for place in places[:5])
-        raise NotPredictable(f"there are several state dicts: {names}; --state-key says which")
+        raise NotPredictable(f"several state dicts: {names}; choose one with --state-key")
     return places[0]
 
 

@@ -117,7 +117,9 @@ def _replace_empty_optimizer(job: PredictionJob, model: Any) -> list[Finding]:
     compile_with(model, type(optimizer).from_config(optimizer.get_config()))
     make = warning if job.request.resume_step or job.request.optimizer else note
     return [
-        make("optimizer-mismatch", "Keras loads this file without its optimizer's state; a new one stands in")
+        make(
+            "optimizer-mismatch", "Keras loads this file without its optimizer's state; a new one replaces it"
+        )
     ]
 
 
@@ -161,7 +163,7 @@ def _checked_optimizer(job: PredictionJob, model: Any) -> Any:
         compile_with(model, new)
         return None
     if type(own).__name__ != type(new).__name__:
-        text = f"the checkpoint's is {type(own).__name__}, --optimizer says {type(new).__name__}"
+        text = f"the checkpoint has {type(own).__name__}, --optimizer is {type(new).__name__}"
         raise LoadFailed(error("optimizer-mismatch", text))
     return own
 
@@ -196,12 +198,12 @@ def _load_weights(job: PredictionJob) -> Loaded:
     request = job.request
     model = build_from(request.model, **request.model_args)
     if not hasattr(model, "load_weights"):
-        raise wrong_kind(request.model, model, "no Keras model")
+        raise wrong_kind(request.model, model, "not a Keras model")
     build(model, request)
     optimizer = None
     if request.optimizer:  # set before loading, so that its state is loaded with the weights
         if not job.options["optimizer_tensors"]:
-            raise LoadFailed(error("optimizer-mismatch", "the checkpoint holds no optimizer state"))
+            raise LoadFailed(error("optimizer-mismatch", "the checkpoint has no optimizer state"))
         optimizer = build_from(request.optimizer, **request.optimizer_args)
         compile_with(model, optimizer)
     try:
@@ -334,7 +336,7 @@ def build(model: Any, request: PredictionRequest) -> None:
         return
     given = inputs_to_build(request)
     if not given:
-        text = "the model makes its weights when it first runs: --input-shape 1,224,224,3 says on what"
+        text = "the model creates its weights on its first run: give the input as --input-shape 1,224,224,3"
         raise LoadFailed(error("model-not-built", text))
     with findings_on_error("load-failed"), code_of_user():
         call(model, given)
@@ -455,7 +457,7 @@ def train_by_keras(model: Any, inputs: Arrays) -> str:
     value = float(np.ravel(loss[0] if isinstance(loss, (list, tuple)) else loss)[0])
     after = [_plain(one) for one in model.trainable_weights]
     moved = count_moved_weights(before, after, value)
-    return f"one step of {type(model.optimizer).__name__} moved {moved}, loss {value:.4g}"
+    return f"one step of {type(model.optimizer).__name__} changed {moved}, loss {value:.4g}"
 
 
 def count_moved_weights(before: Sequence[Any], after: Sequence[Any], loss: float) -> str:
@@ -469,7 +471,7 @@ def count_moved_weights(before: Sequence[Any], after: Sequence[Any], loss: float
         raise LoadFailed(error("training-step-failed", problem))
     moved = sum(not np.array_equal(old, new) for old, new in zip(before, after, strict=True))
     if not moved:
-        raise LoadFailed(error("training-step-failed", "the training step moved no weight"))
+        raise LoadFailed(error("training-step-failed", "the training step changed no weight"))
     return f"{moved} of {counted(len(after), 'weight')}"
 
 

@@ -42,7 +42,7 @@ class NotPlain:
 
 
 def refused_global(name: Global) -> NotPlain:
-    return NotPlain(f"the name {name}, which is no plain data")
+    return NotPlain(f"the name {name}, which is not plain data")
 
 
 def content_of(
@@ -73,7 +73,7 @@ def content_of(
             return make(node) if placeholder is None or id(node) in needed else placeholder(node)
         return _expand_container(node, resolve_global, checkpoint.path)
 
-    content = fold(tree, expand, lambda node: NotPlain("what holds itself"), checkpoint.path)
+    content = fold(tree, expand, lambda node: NotPlain("a container that contains itself"), checkpoint.path)
     for tensor in checkpoint.tensors:
         if tensor.values is None:  # it is not in the tree
             put(content, tensor.path, make(tensor))
@@ -133,7 +133,7 @@ def _call_result(call: Call, path: str) -> object:
     number = numpy_leaf(call, path, lambda *_: None)
     if number is not None and not number.tensors and isinstance(number.plain, (bool, int, float)):
         return number.plain
-    return NotPlain(f"an object of {call.function}, which is no plain data")
+    return NotPlain(f"an object of {call.function}, which is not plain data")
 
 
 # Access ---------------------------------------------------------------------------------------------

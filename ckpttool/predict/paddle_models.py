@@ -59,7 +59,7 @@ def _loaded_program(program: Any, scope: Any) -> Loaded:
 
     def examples() -> Arrays:
         if not fetches:
-            raise LoadFailed(error("no-output", "the program gives nothing: it has no fetch"))
+            raise LoadFailed(error("no-output", "the program has no outputs (no fetch)"))
         return {}
 
     def run(inputs: Arrays) -> Arrays:
@@ -171,11 +171,11 @@ def _load_parameters(job: PredictionJob) -> Loaded:
     content = _read_content(job.options["file"])
     layer = build_from(request.model, **request.model_args)
     if not isinstance(layer, paddle.nn.Layer):
-        raise wrong_kind(request.model, layer, "no nn.Layer")
+        raise wrong_kind(request.model, layer, "not an nn.Layer")
     place = tuple(job.options["state_path"])
     state = at_path(content, place)
     if not isinstance(state, Mapping):
-        raise LoadFailed(error("no-state-dict", f"a {type(state).__name__} lies there, no state dict"))
+        raise LoadFailed(error("no-state-dict", f"a {type(state).__name__}, not a state dict"))
     table = state.get(_GLOBAL_NAMES)
     state = {key: value for key, value in state.items() if key != _GLOBAL_NAMES}
     require_plain(state, ".".join(map(str, place)), may_trust=False)
@@ -221,7 +221,7 @@ def _train_one_step(layer: Any, optimizer: Any, inputs: Arrays) -> str:
     """Make one training step; the loss is the mean square of all outputs with a gradient."""
     trained = [one for one in layer.parameters() if not one.stop_gradient]
     if not trained:
-        raise CannotTrain("no parameter wants a gradient")
+        raise CannotTrain("no parameter requires a gradient")
     optimizer = optimizer or paddle.optimizer.SGD(1e-3, parameters=trained)
     before = [one.numpy() for one in trained]
     layer.train()
@@ -237,8 +237,8 @@ def _train_one_step(layer: Any, optimizer: Any, inputs: Arrays) -> str:
         raise LoadFailed(error("training-step-failed", "a parameter is not finite after the training step"))
     moved = sum(not np.array_equal(old, new.numpy()) for old, new in zip(before, trained, strict=True))
     if not moved:
-        raise LoadFailed(error("training-step-failed", "the training step moved no parameter"))
-    return f"one step of {type(optimizer).__name__} moved {moved} of {counted(len(trained), 'parameter')}"
+        raise LoadFailed(error("training-step-failed", "the training step changed no parameter"))
+    return f"one step of {type(optimizer).__name__} changed {moved} of {counted(len(trained), 'parameter')}"
 
 
 def _are_finite(tensors: Iterable[Any]) -> bool:
@@ -260,7 +260,7 @@ def _read_tensor(tensor: Tensor) -> Any:
         elements = np.frombuffer(bytearray(tensor.tobytes()), name)
         return paddle.to_tensor(elements.reshape(tensor.shape))
     except (TypeError, ValueError) as failure:
-        message = f"no tensor of {tensor.dtype.name} can be made"
+        message = f"tensors of {tensor.dtype.name} can't be created"
         raise LoadFailed(error("unsupported", message, tensor.name)) from failure
 
 
@@ -302,10 +302,10 @@ def _optimizer_state(job: PredictionJob, content: Any) -> Mapping[str, Any]:
     elif key is not None and key in content:
         state, place = at_path(content, (key,)), key
     else:
-        message = "no .pdopt lies beside it, and the checkpoint holds no optimizer state, or several"
+        message = "no .pdopt next to it, and the checkpoint has no optimizer state, or several"
         raise LoadFailed(error("optimizer-mismatch", message))
     if not isinstance(state, Mapping):
-        raise LoadFailed(error("optimizer-mismatch", "no state of an optimizer lies there", place))
+        raise LoadFailed(error("optimizer-mismatch", "not an optimizer's state", place))
     plain: Mapping[str, Any] = require_plain(state, place, may_trust=False)
     return plain
 

@@ -33,7 +33,7 @@ from ckpttool.predict.request import InputSpec, PredictionJob, PredictionRequest
 
 Reload: TypeAlias = Callable[[], Loaded]
 """Loads the model again, with another seed for random values."""
-_KEEPS_STATE = "it keeps state: a second run on the same input differs, one of a fresh instance doesn't"
+_KEEPS_STATE = "it keeps state: a second run on the same input differs, one by a fresh instance doesn't"
 _TOLERANCES = {
     "bfloat16": (1e-2, 1e-3),
     "float16": (1e-3, 1e-4),
@@ -133,9 +133,9 @@ def _run(loaded: Loaded, inputs: _Inputs) -> Arrays:
         raise LoadFailed(blame) from failure
     outputs = {name: np.asarray(array) for name, array in given.items()}
     if not outputs:
-        raise LoadFailed(error("no-output", "the model gives no tensor"))
+        raise LoadFailed(error("no-output", "the model returned no tensor"))
     if not any(array.size for array in outputs.values()):
-        raise LoadFailed(error("no-output", f"there is no value in what the model gives: {_shapes(outputs)}"))
+        raise LoadFailed(error("no-output", f"the model returned no values: {_shapes(outputs)}"))
     return outputs
 
 
@@ -212,7 +212,7 @@ def _training_step(loaded: Loaded, inputs: Arrays, request: PredictionRequest) -
 
 def _write_recording(path: str, recording: Recording, findings: Sequence[Finding]) -> list[Finding]:
     if any(finding.code == "runs-differ" for finding in findings):
-        reason = "two runs on one input differ: no later run could be as recorded"
+        reason = "two runs on the same input differ, so no later run could match"
         return [error("recording-not-written", reason, path)]
     try:
         write_recording(path, recording)
@@ -251,7 +251,7 @@ def _inputs(loaded: Loaded, request: PredictionRequest, recording: Recording | N
 def _generated_inputs(specs: Sequence[InputSpec], seed: int, *, are_known: bool = True) -> _Inputs:
     arrays = make_inputs(specs, seed)
     sizes = _shapes(arrays, "input") if len(arrays) > 1 else shape_text(next(iter(arrays.values())).shape)
-    return _Inputs(arrays, f"made-up input{'' if are_known else f' ({sizes})'}, seed {seed}")
+    return _Inputs(arrays, f"generated input{'' if are_known else f' ({sizes})'}, seed {seed}")
 
 
 def _inputs_in_file(path: str) -> _Inputs:
@@ -284,7 +284,7 @@ def rerun_findings(outputs: Arrays, again: Arrays, request: PredictionRequest) -
     """Yield a finding for each output that differs in a second run on the same inputs."""
     for name, array in outputs.items():
         if name not in again or array.shape != again[name].shape:
-            yield warning("runs-differ", "a second run gave other outputs", name)
+            yield warning("runs-differ", "a second run returned other outputs", name)
         elif difference := _difference(array, again[name], request):
             yield warning("runs-differ", f"a second run on the same inputs differs: {difference}", name)
 
@@ -293,11 +293,15 @@ def recording_findings(outputs: Arrays, recorded: Arrays, request: PredictionReq
     """Yield a finding for each output that differs from the recorded one."""
     for name in sorted(recorded.keys() | outputs.keys()):
         if name not in outputs or name not in recorded:
-            side = "is recorded, and this model gives none" if name in recorded else "is not in the recording"
+            side = (
+                "is recorded, but not returned by this model"
+                if name in recorded
+                else "is not in the recording"
+            )
             yield error("recording-mismatch", f"output {name!r} {side}", name)
         elif outputs[name].shape != recorded[name].shape:
             shapes = f"{outputs[name].shape} now, {recorded[name].shape} recorded"
-            yield error("recording-mismatch", f"the shape is another: {shapes}", name)
+            yield error("recording-mismatch", f"shape changed: {shapes}", name)
         elif difference := _difference(outputs[name], recorded[name], request, "recorded"):
             yield error("outputs-changed", difference, name)
 
@@ -374,10 +378,10 @@ def insensitive_findings(
         elif name in floats and (ends := _saturated_ends(_plain(array), rtol, atol)):
             doubt = f"saturated, every value is {ends}"
         elif other is not None and other.shape == array.shape and not _difference(other, array, request):
-            doubt = "constant, other input gives the same"
+            doubt = "constant, other inputs give the same"
         else:
             continue
-        yield warning("recording-insensitive", f"{doubt}: a change of the weights may not show in it", name)
+        yield warning("recording-insensitive", f"{doubt}: it may not reveal a change of the weights", name)
 
 
 def _saturated_ends(array: np.ndarray[Any, Any], rtol: float, atol: float) -> str:

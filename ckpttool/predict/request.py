@@ -58,15 +58,15 @@ def parse_input(text: str) -> InputSpec:
     found = _SHAPE.fullmatch(text.strip())
     if found is None:
         raise UsageError(
-            f"no input shape: {text!r} (like 1,3,224,224 or ids=1,16:int64 or ids=1,16:int64:0..100)"
+            f"invalid input shape: {text!r} (like 1,3,224,224 or ids=1,16:int64 or ids=1,16:int64:0..100)"
         )
     dtype = found["dtype"] or "float32"
     if dtype not in DTYPES:
-        raise UsageError(f"no dtype {dtype!r} in {text!r}: there are {', '.join(sorted(DTYPES))}")
+        raise UsageError(f"unknown dtype {dtype!r} in {text!r}: choose from {', '.join(sorted(DTYPES))}")
     shape = tuple(int(size) for size in found["shape"].split(",") if size)
     low, high = (None if found[side] is None else float(found[side]) for side in ("low", "high"))
     if low is not None and high is not None and low >= high:
-        raise UsageError(f"no value lies in {low:g}..{high:g} of {text!r}")
+        raise UsageError(f"empty range {low:g}..{high:g} in {text!r}")
     _require_range(text, dtype, low, high)
     return InputSpec(found["name"], shape, dtype, low, high)
 
@@ -81,23 +81,23 @@ def _require_range(text: str, dtype: str, low: float | None, high: float | None)
         return
     first = -(2 ** (bits - 1)) if kind == "int" else 0
     if low != int(low) or high != int(high) or low < first or high > first + 2**bits:
-        raise UsageError(f"no range of whole numbers that {dtype} has: {text!r}")
+        raise UsageError(f"not a range of {dtype}: {text!r}")
 
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as failure:
-        raise UsageError(f"no JSON: {text!r:.80} ({failure})") from failure
+        raise UsageError(f"invalid JSON: {text!r:.80} ({failure})") from failure
     if not isinstance(value, dict):
-        raise UsageError(f'{text!r:.80} is no JSON object (like {{"depth": 18}})')
+        raise UsageError(f'{text!r:.80} is not a JSON object (like {{"depth": 18}})')
     return value
 
 
 def _memory(text: str) -> int:
     size = nbytes(text) if text.endswith("B") else 0
     if not size:
-        raise UsageError(f"no size: {text!r}")
+        raise UsageError(f"invalid size: {text!r}")
     return size
 
 
@@ -244,19 +244,19 @@ class PredictionRequest:
         """
         given = [name for name, value in (("input", self.input), ("input-shape", self.input_shapes)) if value]
         if len(given) > 1:
-            raise UsageError("--input and --input-shape: give one of them")
+            raise UsageError("--input and --input-shape can't be combined")
         judged = self.min_accuracy is not None or self.max_error is not None
         if judged != (self.labels is not None):
-            raise UsageError("--labels goes with --min-accuracy or --max-error")
+            raise UsageError("--labels and --min-accuracy or --max-error require each other")
         if self.labels is not None and self.input is None:
-            raise UsageError("--labels needs the --input that it labels")
+            raise UsageError("--labels requires --input")
         names = [spec.name for spec in self.input_shapes if spec.name is not None]
         if len(set(names)) < len(names):
-            raise UsageError("--input-shape: two inputs have one name")
+            raise UsageError("--input-shape: two inputs have the same name")
         if not self.timeout > 0:
             raise UsageError("--timeout must be more than 0 seconds")
         if self.memory is not None and not Path("/proc/self/statm").exists():
-            raise UsageError("--memory needs Linux: this system doesn't tell what a process uses")
+            raise UsageError("--memory requires Linux: this system doesn't report the memory of a process")
         for name, row in options_of(PredictionRequest).items():
             value = getattr(self, name)
             if row.minimum is not None and value is not None and not value >= row.minimum:

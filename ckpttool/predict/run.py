@@ -221,7 +221,7 @@ class PredictionChild:
         if end.why == "memory":
             return error("child-out-of-memory", f"{doing} took more memory than the {end.limit} of --memory")
         if end.why == "nonsense":
-            return error("child-crashed", f"the process gave an answer that is none while {doing}")
+            return error("child-crashed", f"the process sent an invalid answer while {doing}")
         how = _exit_text(self._exit_code())
         last = [f": {line[:300]}" for line in self._output_lines()[-1:]]
         return error("child-crashed", f"the process {how} while {doing}{''.join(last)}")
@@ -322,14 +322,14 @@ def _clean(text: object) -> str:
 def _exit_text(code: int | None) -> str:
     """Return the end of a process in words."""
     if code is None:
-        return "closed its answer"
+        return "closed its output"
     if code >= 0:
-        return f"ended by itself with status {code}"
+        return f"exited with status {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    out_of_memory = " (the system kills so when memory runs out)" if name == "SIGKILL" else ""
+    out_of_memory = " (possibly out of memory)" if name == "SIGKILL" else ""
     return f"was killed by {name}{out_of_memory}"
 
 

@@ -146,7 +146,7 @@ def _signature(signatures: Iterable[str], job: PredictionJob) -> str:
         return names[0]
     if name in names:
         return name
-    others = f"there is {', '.join(names)}: --signature says which" if names else "it has none at all"
+    others = f"choose one with --signature: {', '.join(names)}" if names else "it has none"
     raise LoadFailed(error("no-such-signature", f"no signature {name!r}; {others}"))
 
 
@@ -183,7 +183,7 @@ def _load_variables(job: PredictionJob) -> Loaded:
     request = job.request
     whole = build_from(request.model, **request.model_args)
     if not hasattr(tf.train.TrackableView, "children") or not hasattr(whole, "_trackable_children"):
-        raise wrong_kind(request.model, whole, "nothing to restore")
+        raise wrong_kind(request.model, whole, "which has nothing to restore")
     model = _runnable_model(whole)
     is_keras = hasattr(model, "train_on_batch")
     if is_keras:
@@ -243,7 +243,7 @@ def _train_module(model: Any, optimizer: Any, inputs: Arrays) -> str:
                 one.assign_sub(tf.convert_to_tensor(gradient) * tf.cast(_RATE, one.dtype))
     value = float(np.asarray(loss))
     moved = count_moved_weights(before, [one.numpy() for one in variables], value)
-    return f"one step of {type(optimizer).__name__ if optimizer else 'SGD'} moved {moved}, loss {value:.4g}"
+    return f"one step of {type(optimizer).__name__ if optimizer else 'SGD'} changed {moved}, loss {value:.4g}"
 
 
 def _runnable_model(made: Any) -> Any:
@@ -259,8 +259,8 @@ def _runnable_model(made: Any) -> Any:
         if not models and callable(getattr(made, "root", None)):
             models = {"root": made.root}
     if len(models) != 1:
-        names = f"several models: {', '.join(models)} (call one 'model')"
-        problem = names if models else "nothing that can be called"
+        names = f"several models: {', '.join(models)} (name one of them 'model')"
+        problem = names if models else "no model that can be called"
         raise LoadFailed(error("no-such-model", f"the {type(made).__name__} has {problem}"))
     return next(iter(models.values()))
 
@@ -289,7 +289,7 @@ def restore(job: PredictionJob, made: Any, model: Any, optimizer: Any) -> str:
         ],
     ]
     if optimizer is not None and not any(one.is_optimizer and one.live is not None for one in keys):
-        problem = f"the checkpoint holds no state that {type(optimizer).__name__} takes"
+        problem = f"the checkpoint has no state for {type(optimizer).__name__}"
         findings.append(error("optimizer-mismatch", problem))
     require_none(findings)
     with findings_on_error("load-failed"):
@@ -410,7 +410,7 @@ def _restore_by_name(
     """Restore a checkpoint of TensorFlow 1 by the names of its variables; it has no objects."""
     if optimizer is not None:
         raise LoadFailed(
-            error("optimizer-mismatch", "a checkpoint of TensorFlow 1 tells its optimizer by name alone")
+            error("optimizer-mismatch", "a TensorFlow 1 checkpoint identifies its optimizer only by name")
         )
     own = dict(_own_variables(model))
     saved = {

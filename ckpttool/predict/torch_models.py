@@ -106,7 +106,7 @@ def _run(module: Any, template: Arguments | None, inputs: Arrays) -> Arrays:
             output = module(*args, **kwargs)
     except (RuntimeError, torch.jit.Error) as failure:
         if device := next(filter(_is_absent_device, _devices(module)), None):
-            problem = f"the program asks for the device {device}, which PyTorch doesn't have here"
+            problem = f"the program needs the device {device}, which PyTorch doesn't have here"
             raise LoadFailed(error("device-missing", problem)) from failure
         if _IN_TORCHSCRIPT not in str(failure):
             raise
@@ -114,7 +114,7 @@ def _run(module: Any, template: Arguments | None, inputs: Arrays) -> Arrays:
         raise LoadFailed(error("predict-failed", words), words=words) from failure
     outputs = arrays_in(output)
     if not outputs:
-        problem = f"the model gives {type(output).__name__}, and no tensor in it"
+        problem = f"the model returned {type(output).__name__} without a tensor"
         raise LoadFailed(error("no-output", problem))
     return outputs
 
@@ -166,7 +166,7 @@ def _train_one_step(module: Any, optimizer: Any, arguments: Arguments) -> str:
     The loss is the mean square of all floating-point outputs, which has a gradient for any model."""
     trained = [one for one in module.parameters() if one.requires_grad]
     if not trained:
-        raise CannotTrain("no parameter wants a gradient")
+        raise CannotTrain("no parameter requires a gradient")
     optimizer = optimizer or torch.optim.SGD(trained, lr=1e-3)
     before = [one.detach().clone() for one in trained]
     module.train()
@@ -189,8 +189,8 @@ def _train_one_step(module: Any, optimizer: Any, arguments: Arguments) -> str:
     if not moved and not is_moving:  # the end of a schedule
         return f"one step of {type(optimizer).__name__}, whose learning rate is 0"
     if not moved:
-        raise LoadFailed(error("training-step-failed", "the training step moved no parameter"))
-    return f"one step of {type(optimizer).__name__} moved {moved} of {counted(len(trained), 'parameter')}"
+        raise LoadFailed(error("training-step-failed", "the training step changed no parameter"))
+    return f"one step of {type(optimizer).__name__} changed {moved} of {counted(len(trained), 'parameter')}"
 
 
 def _require_finite(tensors: list[torch.Tensor], message: str) -> None:
@@ -208,7 +208,7 @@ def _load_state(job: PredictionJob) -> Loaded:
     request = job.request
     module = build_from(request.model, **request.model_args)
     if not isinstance(module, torch.nn.Module):
-        raise wrong_kind(request.model, module, "no nn.Module")
+        raise wrong_kind(request.model, module, "not an nn.Module")
     whole = content(job)
     state = state_dict(job, whole)
     notes = load_strictly(module, state)
@@ -246,7 +246,7 @@ def _make_optimizer(job: PredictionJob, module: Any, whole: Any) -> tuple[Any, t
     given = trainer_groups(module) if job.options["variant"] == "trainer" else module.parameters()
     optimizer = build_from(request.optimizer, given, **request.optimizer_args)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise wrong_kind(request.optimizer, optimizer, "no optimizer")
+        raise wrong_kind(request.optimizer, optimizer, "not an optimizer")
     return optimizer, load_optimizer(optimizer, module, state, job.options["optimizer_key"])
 
 
@@ -263,11 +263,11 @@ def _load_module(job: PredictionJob) -> Loaded:
     try:
         whole = load_trusted(job)
     except (AttributeError, ModuleNotFoundError) as failure:
-        problem = f"{failure}: a whole-model pickle needs its classes (--model lends those of a script)"
+        problem = f"{failure}: a whole-model pickle needs its classes (--model provides those of a script)"
         raise LoadFailed(error("load-failed", problem)) from failure
     module = at_path(whole, job.options["state_path"])
     if not isinstance(module, torch.nn.Module):
-        raise LoadFailed(error("no-state-dict", f"a {type(module).__name__} lies there, no nn.Module"))
+        raise LoadFailed(error("no-state-dict", f"a {type(module).__name__}, not an nn.Module"))
     return module_with_optimizer(job, module, whole, type(module).__name__)
 
 
@@ -326,7 +326,7 @@ def _tensor_of(array: np.ndarray[Any, Any], name: str) -> torch.Tensor:
         return torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C", copy=True))
     except TypeError as failure:
         dtype = "text" if array.dtype.kind in "US" else array.dtype.name
-        raise LoadFailed(error("input-unfit", f"there are no tensors of {dtype}", name)) from failure
+        raise LoadFailed(error("input-unfit", f"PyTorch has no tensors of {dtype}", name)) from failure
 
 
 def _require_callable_with(forward: Callable[..., Any], arguments: Arguments) -> None:

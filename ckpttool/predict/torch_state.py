@@ -65,7 +65,7 @@ def optimizer_state(job: PredictionJob, whole: Any) -> Any:
         return _load_file(job, path)
     key = job.options.get("optimizer_key")
     if key is None or not isinstance(whole, Mapping) or key not in whole:
-        usual = "the checkpoint holds no optimizer's state, or several"
+        usual = "the checkpoint has no optimizer's state, or several"
         raise LoadFailed(error("optimizer-mismatch", job.options.get("optimizer_lacking", usual)))
     return _require_plain_at(job, at_path(whole, (key,)), (key,))
 
@@ -84,7 +84,7 @@ def load_pickle(path: str, *, is_trusted: bool, in_place: bool) -> Any:
         return torch.load(path, map_location="cpu", weights_only=not is_trusted, mmap=in_place)
     except pickle.UnpicklingError as failure:
         match = _REFUSED.search(str(failure))
-        what = match[1] if match else "what is not plain data"
+        what = match[1] if match else "data that is not plain"
         problem = f"torch.load refuses {what}, whose code would run: --trust allows it"
         raise LoadFailed(error("load-refused", problem, os.path.basename(path))) from failure
 
@@ -167,7 +167,9 @@ def _torch_tensor(tensor: Tensor) -> torch.Tensor:
     """Return a tensor of PyTorch with the same bits."""
     dtype = _torch_dtype(tensor)
     if dtype is None:
-        raise LoadFailed(error("unsupported", f"no tensor of {tensor.dtype.name} can be made", tensor.name))
+        raise LoadFailed(
+            error("unsupported", f"tensors of {tensor.dtype.name} can't be created", tensor.name)
+        )
     if tensor.values is None:
         return torch.empty(tensor.shape, dtype=dtype, device="meta")
     data = bytearray(tensor.tobytes())
@@ -215,7 +217,7 @@ _READERS: Mapping[str, Callable[[PredictionJob], Any]] = {
 def load_strictly(module: Any, state: object) -> tuple[Finding, ...]:
     """Load a state dict into a module, and return remarks."""
     if not isinstance(state, Mapping):
-        raise LoadFailed(error("no-state-dict", f"a {type(state).__name__} lies there, no state dict"))
+        raise LoadFailed(error("no-state-dict", f"a {type(state).__name__}, not a state dict"))
     own = module.state_dict()
     ties = _tied_keys(state, own)
     if ties:
@@ -255,7 +257,7 @@ def _misfit_findings(state: Mapping[str, Any], own: Mapping[str, Any]) -> Iterat
         elif _has_shape(value) and _has_shape(own[key]) and value.shape != own[key].shape:
             yield shape_finding(key, value.shape, own[key].shape)
         elif isinstance(own[key], torch.Tensor) and not isinstance(value, torch.Tensor):
-            yield error("shape-mismatch", f"a {type(value).__name__} in the checkpoint, no tensor", key)
+            yield error("shape-mismatch", f"a {type(value).__name__} in the checkpoint, not a tensor", key)
 
 
 def _valueless_findings(state: Mapping[str, Any]) -> Iterator[Finding]:
@@ -295,10 +297,10 @@ def _match_wrappers(
     for prefix in _prefixes(state):
         bare = _strip_prefix(state, prefix)
         if bare.keys() == own.keys() or (prefix in _WRAPPERS and not all(k.startswith(prefix) for k in own)):
-            return bare, (note("wrapper-prefix", f"each key begins with {prefix!r}, which was left out"),)
+            return bare, (note("wrapper-prefix", f"each key begins with {prefix!r}, which was removed"),)
     for prefix in _prefixes(own):
         if {f"{prefix}{key}" for key in state} == own.keys():
-            text = f"each key of the model begins with {prefix!r}, which was put before the checkpoint's"
+            text = f"each key of the model begins with {prefix!r}, which was added to the checkpoint's"
             return {f"{prefix}{key}": value for key, value in state.items()}, (note("wrapper-prefix", text),)
     return state, ()
 
@@ -345,7 +347,7 @@ def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tupl
     if isinstance(state, (list, tuple)) and len(state) == 1:  # Lightning's optimizer_states
         state = state[0]
     if not isinstance(state, Mapping) or not {"state", "param_groups"} <= state.keys():
-        raise LoadFailed(error(_MISFIT, "no state of an optimizer lies there", key))
+        raise LoadFailed(error(_MISFIT, "not an optimizer's state", key))
     state = _state_by_number(state, module)
     fresh = set(chain.from_iterable(group.keys() for group in optimizer.param_groups))
     known = set(chain.from_iterable(group["params"] for group in state["param_groups"]))
@@ -356,7 +358,7 @@ def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tupl
     try:
         optimizer.load_state_dict(state)
     except (ValueError, KeyError, TypeError, RuntimeError) as failure:
-        hint = " (a function of yours can make the groups)" if "group" in str(failure) else ""
+        hint = " (your own function can create the groups)" if "group" in str(failure) else ""
         raise LoadFailed(error(_MISFIT, f"its state doesn't load: {failure}{hint}", key)) from failure
     lacking = sorted(fresh - set.intersection(*(set(group) for group in optimizer.param_groups)))
     if lacking:
@@ -404,7 +406,7 @@ def _missing_state_findings(optimizer: Any, key: str) -> Iterator[Finding]:
     if lacking == len(parameters):
         yield note(
             "optimizer-without-state",
-            "it holds no state: it was saved before its first step, or needs none",
+            "it has no state: it was saved before its first step, or needs none",
             key,
         )
     elif lacking:

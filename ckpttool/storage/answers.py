@@ -88,13 +88,13 @@ def ask(
         except NewConnectionError:  # before TimeoutError, of which it is a subclass
             failure = "it can't be reached"
         except TimeoutError:
-            failure = "it doesn't answer in time"
+            failure = "no response in time"
         except ProtocolError:
-            failure = "the answer broke off"
+            failure = "the response was cut off"
         # Such as a header that can't be sent. The error's text may contain that, so only its type is
         # reported.
         except (HTTPError, ValueError) as error:
-            failure = f"it can't be asked ({type(error).__name__})"
+            failure = f"the request can't be sent ({type(error).__name__})"
     if failure is None:
         return answer
     raise OSError(errno.EIO, failure, url)
@@ -115,7 +115,7 @@ def _asked(method: str, address: str, url: str, headers: Mapping[str, str], limi
         while len(body) <= limit and (block := response.read1(min(_BLOCK, limit + 1 - len(body)))):
             body += block
             if time.monotonic() > until:
-                raise OSError(errno.EIO, f"the answer takes more than {TIMEOUT_SECONDS} s", url)
+                raise OSError(errno.EIO, f"the response takes more than {TIMEOUT_SECONDS} s", url)
         if len(body) <= limit:
             response.release_conn()
         return Answer(response.status, response.reason or "", response.headers, bytes(body))
@@ -163,7 +163,7 @@ def refusal(answer: Answer, url: str, who: str = "the store", where: str = "") -
     if code is not None:
         text += f" ({code[1].decode()})"
     if 300 <= answer.status < 400:
-        text += ", which is not followed"
+        text += "; redirects are not followed"
     codes = {401: errno.EACCES, 403: errno.EACCES, 501: errno.ENOTSUP}
     return OSError(codes.get(answer.status, errno.EIO), f"{f'{where}: ' if where else ''}{text}", url)
 
@@ -171,7 +171,7 @@ def refusal(answer: Answer, url: str, who: str = "the store", where: str = "") -
 def require_whole(answer: Answer, url: str, limit: int = MAX_ANSWER) -> None:
     """Require that a response body is within the limit."""
     if len(answer.body) > limit:
-        raise OSError(errno.EFBIG, f"the server's answer has more than {limit:,} bytes", url)
+        raise OSError(errno.EFBIG, f"the server's response has more than {limit:,} bytes", url)
 
 
 def json_of(answer: Answer, url: str, who: str) -> Any:
@@ -180,7 +180,7 @@ def json_of(answer: Answer, url: str, who: str) -> Any:
     try:
         return json.loads(answer.body)
     except (ValueError, RecursionError) as error:
-        raise OSError(errno.EIO, f"{who}'s answer is not JSON", url) from error
+        raise OSError(errno.EIO, f"{who}'s response is not JSON", url) from error
 
 
 def paged(
@@ -207,10 +207,10 @@ def paged(
         for row in rows:
             count += 1
             if count > MAX_NAMES:
-                raise OSError(errno.EFBIG, f"more than {MAX_NAMES:,} names are listed there", url)
+                raise OSError(errno.EFBIG, f"the listing has more than {MAX_NAMES:,} names", url)
             yield row
         if token in known:
-            raise OSError(errno.EIO, "the server's listing goes round in circles", url)
+            raise OSError(errno.EIO, "the server's listing repeats a page", url)
         if len(known) >= MAX_PAGES and token is not None:
             raise OSError(errno.EFBIG, f"the server's listing has more than {MAX_PAGES:,} pages", url)
         if time.monotonic() > until:
@@ -226,7 +226,7 @@ def own_name(key: str, prefix: str, url: str) -> str:
     # A listed name becomes a part of paths, so a hostile server must not lead out of the directory.
     above = f"{prefix}/" if prefix else ""
     if not key.startswith(above) or "/" in key[len(above) :]:
-        raise OSError(errno.EIO, f"the server lists {key[:200]!r}, which doesn't lie there", url)
+        raise OSError(errno.EIO, f"the server lists {key[:200]!r}, which is not in this directory", url)
     return key[len(above) :]
 
 
@@ -234,9 +234,9 @@ def require_sendable(values: Iterable[str]) -> None:
     """Require that credentials contain no control characters, which HTTP headers can't carry."""
     for name in VARIABLES:
         if CONTROL.search(os.environ.get(name, "")):
-            raise UsageError(f"{name}: a line break or another control character is in it")
+            raise UsageError(f"{name}: contains a line break or another control character")
     if any(map(CONTROL.search, values)):
-        raise UsageError("a line break or another control character is in the credentials")
+        raise UsageError("the credentials contain a line break or another control character")
 
 
 def is_askable(name: str) -> bool:

@@ -52,7 +52,7 @@ def start_child(
         OSError: It can't be started.
     """
     if not sys.executable:
-        raise FileNotFoundError("Python is embedded, and doesn't know where it lies")
+        raise FileNotFoundError("the Python executable is unknown (Python is embedded)")
     return subprocess.Popen(
         [sys.executable, "-I", *program, json.dumps(child_places()), *arguments],
         bufsize=0 if runs_models else -1,  # a buffered pipe can't be closed while a thread waits for it

@@ -37,7 +37,7 @@ CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 """Flags that create a file, and fail if it exists; ``O_EXCL`` refuses a symlink, too."""
 
 _NOT_IT = {errno.ELOOP, errno.ENOTDIR, errno.ENOENT}
-_MADE = "it was made"
+_MADE = "it was created"
 _PROBE = ".ckpttool-probe"
 _BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
 RETRIES = 5

@@ -52,8 +52,8 @@ class Exchanged(AccessDenied, OSError):
     It is an ``OSError`` for callers that handle these, and a ``CheckpointError`` for messages to the user.
     """
 
-    def __init__(self, path: str, *, since: str = "it was first looked at") -> None:
-        reason = f"somebody put something else in the place of {os.path.basename(path)} since {since}"
+    def __init__(self, path: str, *, since: str = "it was first seen") -> None:
+        reason = f"another process has replaced {os.path.basename(path)} since {since}"
         super().__init__(path, reason)
         self.errno, self.strerror, self.filename = errno.ESTALE, reason, path
 
@@ -553,7 +553,7 @@ def _opened(directory: HeldDirectory, path: str, *, follows: bool = False) -> in
         number = directory.open()
         if not follows and directory.lies_behind_link:
             os.close(number)
-            raise OSError(errno.ELOOP, "it lies behind a symlink, which is not followed", path)
+            raise OSError(errno.ELOOP, "it is behind a symlink, which is not followed", path)
     except OSError as error:
         error.filename = path
         raise

@@ -73,25 +73,25 @@ class HubStore(Store):
                 case {"type": str(kind)} if kind not in ("directory", "file"):  # such as a submodule
                     continue
                 case _:
-                    raise OSError(errno.EIO, f"the hub lists {row!r:.100}, which is no file", url)
+                    raise OSError(errno.EIO, f"the hub lists {row!r:.100}, which is not a file", url)
         return Listing(frozenset(directories), objects)
 
     def _page(self, tree: str, address: str, url: str) -> tuple[list[Any], str | None]:
         answer = self._answer(address, url)
         if answer is None:
             if "?" in address:  # a later page: what was listed so far isn't all
-                raise OSError(errno.EIO, "the hub's listing breaks off", url)
+                raise OSError(errno.EIO, "the hub's listing is cut off", url)
             return [], None
         rows = json_of(answer, url, "the hub")
         if not isinstance(rows, list):
-            raise OSError(errno.EIO, "the hub's answer is no list", url)
+            raise OSError(errno.EIO, "the hub's response is not a list", url)
         link = answer.headers.get("Link", "")
         if 'rel="next"' not in link:
             return rows, None
         # The token is sent to this address as well, so it has to be of the same tree.
         address = link.partition(">")[0].lstrip("<")
         if not address.startswith(tree):
-            raise OSError(errno.EIO, "the hub's listing goes on elsewhere", url)
+            raise OSError(errno.EIO, "the hub's listing continues at another address", url)
         return rows, address
 
     def _note_checksum(self, row: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ class HubStore(Store):
         if name not in self._checksums:
             self.status(name)  # the listing has both
         if name not in self._checksums:
-            return StoredChecksums(reason="the hub states no checksum of it")
+            return StoredChecksums(reason="the hub has no checksum of it")
         return StoredChecksums((self._checksums[name],))
 
     def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
@@ -127,7 +127,7 @@ class HubStore(Store):
         found = None if answer is None else json_of(answer, self.root, "the hub")
         commit = found.get("sha") if isinstance(found, dict) else None
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-            raise OSError(errno.EIO, f"the hub names no commit for {self._revision}", self.root)
+            raise OSError(errno.EIO, f"the hub sent no commit for {self._revision}", self.root)
         return commit
 
     @cached_property

@@ -291,7 +291,7 @@ def store_at(url: str) -> tuple[Store, str]:
     if not odd:
         return store, name.strip("/")
     if not store.takes_any_name or not {os.curdir, os.pardir}.isdisjoint(odd):
-        raise OSError(errno.EINVAL, f"the store calls it {odd[-1]!r}, which can't be asked for", url)
+        raise OSError(errno.EINVAL, f"its key {odd[-1]!r} can't be requested", url)
     names = name.split("/")
     return store, "/".join(unquote(one.removeprefix(ODD)) if one.startswith(ODD) else one for one in names)
 
@@ -305,14 +305,14 @@ def require_plain(url: str) -> None:
         raise UsageError(f"not a URL: {error}") from error
     del port
     if parts.username is not None or parts.password is not None:
-        hint = "set them as the store's own tools have them"
-        raise UsageError(f"{parts.scheme}://…@{hostname}: a URL with credentials would show them ({hint})")
+        hint = "configure them as for the store's own tools"
+        raise UsageError(f"{parts.scheme}://…@{hostname}: credentials in a URL would be shown ({hint})")
     if parts.query or parts.fragment:
-        raise UsageError(f"{url.partition('?')[0].partition('#')[0]}: a URL with ? or # can't be read")
+        raise UsageError(f"{url.partition('?')[0].partition('#')[0]}: a URL with ? or # is not supported")
     if not parts.netloc:
-        raise UsageError(f"{url}: names no bucket or host")
+        raise UsageError(f"{url}: no bucket or host")
     if CONTROL.search(url):
-        raise UsageError(f"{url}: a URL with control characters can't be read")
+        raise UsageError(f"{url}: a URL with control characters is not supported")
 
 
 @cache

@@ -111,13 +111,13 @@ class S3Store(BucketStore):
         url, where = f"{self.root}/{name}", f"bytes {begin}..{end}"
         answer = self._answer("GET", name, headers, max(end - begin, _MAX_REFUSAL), where)
         if answer.status != 206:
-            reason = f"{where}: the server doesn't send parts of it (download it first)"
+            reason = f"{where}: the server can't send a part of it (download it first)"
             raise OSError(errno.ENOTSUP, reason, url)
         sent = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
         if sent is None or (int(sent[1]), int(sent[2])) != (begin, end - 1):
-            raise OSError(errno.EIO, f"{where}: the server sends another part", url)
+            raise OSError(errno.EIO, f"{where}: the server sent another part", url)
         if len(answer.body) != end - begin:
-            raise OSError(errno.EIO, f"{where}: the server sends {len(answer.body):,} bytes or more", url)
+            raise OSError(errno.EIO, f"{where}: the server sent {len(answer.body):,} bytes or more", url)
         return _status_of(answer, sent[3], url), answer.body
 
     def _update_of(self, name: str, replaces: ObjectStatus) -> Any:
@@ -227,7 +227,7 @@ def _signed(store: Any, method: Any, name: str, url: str) -> str:
             return str(sign(store, method, name, timedelta(seconds=_SIGNED_SECONDS)))
     except TypeError as error:  # for obstore, a key has no empty part and no control characters
         odd = name.rpartition("/")[2] or name
-        raise OSError(errno.EINVAL, f"the store calls it {odd!r}, which can't be asked for", url) from error
+        raise OSError(errno.EINVAL, f"its key {odd!r} can't be requested", url) from error
 
 
 def _status_of(answer: Answer, size: str | None, url: str) -> ObjectStatus:
@@ -235,7 +235,7 @@ def _status_of(answer: Answer, size: str | None, url: str) -> ObjectStatus:
         modified = parsedate_to_datetime(answer.headers["Last-Modified"]).timestamp()
         return ObjectStatus(_size(size), int(modified * 1_000_000_000), answer.headers.get("ETag", ""))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise OSError(errno.EIO, "the store states no size or time of it", url) from error
+        raise OSError(errno.EIO, "the store sent no size or time", url) from error
 
 
 def _size(text: str | None) -> int:
@@ -264,7 +264,7 @@ def _rows(body: bytes, url: str) -> tuple[list[_Row], str | None]:
             return rows, None
         return rows, fields["NextContinuationToken"]
     except (ParseError, ValueError, KeyError, OverflowError) as error:
-        raise OSError(errno.EIO, "the store's listing can't be read", url) from error
+        raise OSError(errno.EIO, "the store's listing is invalid", url) from error
 
 
 def _row(element: Element, spelled: Callable[[str], str]) -> _Row:
@@ -357,7 +357,7 @@ def _client(url: str) -> Any:
     try:
         import boto3  # noqa: F401 - botocore may be there without it
     except ImportError as error:
-        problem = "older versions of objects are listed with boto3"
+        problem = "listing older versions of objects needs boto3"
         raise MissingPackage(url, problem, expected="pip install boto3") from error
     with _as_os_errors(url):
         return _s3_client()
@@ -376,7 +376,7 @@ def _as_os_errors(url: str) -> Iterator[None]:
         reason = f"{refuses}the store answered {status} ({code})"
         raise OSError(errno.EACCES if refuses else errno.EIO, reason, url) from error
     except (BotoCoreError, ValueError) as error:
-        raise OSError(errno.EIO, f"the store can't be asked: {type(error).__name__}", url) from error
+        raise OSError(errno.EIO, f"the request failed: {type(error).__name__}", url) from error
 
 
 _S3_KEYS = {
@@ -411,7 +411,7 @@ def _checksums_in_s3(bucket: str, key: str) -> StoredChecksums:
         head = client.head_object(Bucket=bucket, Key=key, ChecksumMode="ENABLED")
         kept = [(name, head[field]) for field, name in _S3_KEYS.items() if head.get(field)]
         if not kept:
-            found = StoredChecksums(reason="S3 keeps no checksum of it")
+            found = StoredChecksums(reason="S3 has no checksum of it")
         elif _may_be_composite(head, kept[0][1]):
             found = _composite(client, bucket, key, head, *kept[0])
         else:
@@ -419,11 +419,11 @@ def _checksums_in_s3(bucket: str, key: str) -> StoredChecksums:
         return found._replace(version=head["ETag"])
     except ClientError as error:
         answer = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "an error")
-        return StoredChecksums(reason=f"S3 answered {answer} when it was asked for its checksum")
+        return StoredChecksums(reason=f"S3 answered {answer} when asked for its checksum")
     except BotoCoreError as error:
-        return StoredChecksums(reason=f"boto3 can't ask S3: {type(error).__name__}")
+        return StoredChecksums(reason=f"boto3 failed: {type(error).__name__}")
     except (binascii.Error, ValueError, KeyError):
-        return StoredChecksums(reason="S3 states a checksum that can't be read")
+        return StoredChecksums(reason="S3 sent an invalid checksum")
 
 
 _clients: dict[tuple[str | None, ...], Any] = {}
@@ -469,7 +469,7 @@ def _composite(
     if first.get("Checksum", {}).get("ChecksumType", "COMPOSITE") != "COMPOSITE":
         return StoredChecksums((Checksum(algorithm, hexadecimal(value)),))
     if algorithm not in ("crc32", "crc32c"):
-        return StoredChecksums(reason=f"S3 keeps a {TITLES[algorithm]} of its parts, not of the whole")
+        return StoredChecksums(reason=f"S3 has a {TITLES[algorithm]} of its parts, not of the whole")
     parts, answer = [], first.get("ObjectParts", {})
     while answer.get("Parts"):
         parts += [part["Size"] for part in answer["Parts"]]
@@ -480,7 +480,7 @@ def _composite(
     if sum(parts) != head["ContentLength"]:
         parts = list(_part_sizes(client, bucket, key, head))
     if sum(parts) != head["ContentLength"]:
-        return StoredChecksums(reason="S3 keeps a checksum of its parts, and doesn't tell their sizes")
+        return StoredChecksums(reason="S3 has a checksum of its parts, but not their sizes")
     return StoredChecksums((Checksum(algorithm, hexadecimal(value.partition("-")[0]), tuple(parts)),))
 
 

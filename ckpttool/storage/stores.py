@@ -168,7 +168,7 @@ class Store(ABC):
         Raises:
             Replaced: It no longer has the given status.
         """
-        return StoredChecksums(reason="this store tells no checksums")
+        return StoredChecksums(reason="this store has no checksums")
 
     @property
     def takes_any_name(self) -> bool:
@@ -205,7 +205,7 @@ class Store(ABC):
             MissingPackage: The package that lists versions isn't installed.
             OSError: The store can't list versions.
         """
-        raise OSError(errno.ENOTSUP, "no older versions can be listed there", self.root)
+        raise OSError(errno.ENOTSUP, "this store can't list older versions", self.root)
 
     def unfinished_uploads(self, prefix: str) -> tuple[int, int | None] | None:
         """Return the number of unfinished uploads below a prefix, and their bytes if known; None if 0."""
@@ -435,7 +435,7 @@ def _aws_profile() -> dict[str, str]:
         try:
             parser.read(os.path.expanduser(path), encoding="utf-8")
         except (Error, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} can't be read as AWS's tools do: {type(error).__name__}") from error
+            raise UsageError(f"{path}: invalid AWS configuration: {type(error).__name__}") from error
         # Only the section of the default profile has no "profile" before its name in the configuration.
         name = profile if section != profile and profile == "default" else section
         if parser.has_section(name):
@@ -482,7 +482,7 @@ def as_os_errors(url: str, where: str = "") -> Iterator[None]:
         reason = f"{place}{_answer(error)}"
         raise OSError(errno.EACCES, reason, url) from error
     except NotSupportedError as error:
-        reason = f"{place}the server doesn't send parts of it (download it first)"
+        reason = f"{place}the server can't send a part of it (download it first)"
         raise OSError(errno.ENOTSUP, reason, url) from error
     except (BaseError, ValueError) as error:
         raise OSError(errno.EIO, f"{place}{_answer(error)}", url) from error
@@ -490,7 +490,7 @@ def as_os_errors(url: str, where: str = "") -> Iterator[None]:
         # A panic in obstore's Rust code, for which PyO3 has no class that could be imported.
         if type(error).__name__ != "PanicException":
             raise
-        raise OSError(errno.EIO, f"{place}obstore can't ask with these settings", url) from error
+        raise OSError(errno.EIO, f"{place}obstore can't send requests with these settings", url) from error
 
 
 def _answer(error: Exception) -> str:
@@ -503,7 +503,7 @@ def _answer(error: Exception) -> str:
         code = f" ({answer[2]})" if answer[2] else ""
         return f"the store answered {answer[1].strip()}{code}"
     if "body error" in text:
-        return "the answer broke off"
+        return "the response was cut off"
     return without_signatures(" ".join(text.split()))[:300] or type(error).__name__
 
 
@@ -517,16 +517,14 @@ def _checksums_in_google(store: ObstoreStore, bucket: str, key: str, url: str) -
     try:
         answer = ask("HEAD", _google_url(store, bucket, key), url)
     except BaseError:  # its text may contain the address, which is signed
-        return StoredChecksums(reason="these credentials can't sign a question for its checksum")
+        return StoredChecksums(reason="these credentials can't sign a request for its checksum")
     except OSError:
-        return StoredChecksums(reason="the store couldn't be asked for its checksum")
+        return StoredChecksums(reason="the request for its checksum failed")
     if answer.status != 200:
-        return StoredChecksums(
-            reason=f"the store answered {answer.status} when it was asked for its checksum"
-        )
+        return StoredChecksums(reason=f"the store answered {answer.status} when asked for its checksum")
     headers = answer.headers
     if headers.get("x-goog-stored-content-encoding", "identity") != "identity":
-        return StoredChecksums(reason="the store keeps a checksum of its compressed bytes")
+        return StoredChecksums(reason="the store has a checksum of its compressed bytes")
     kept = []
     for one in headers.get("x-goog-hash", "").split(","):  # several headers of one name are joined
         name, _, value = one.strip().partition("=")
@@ -534,9 +532,9 @@ def _checksums_in_google(store: ObstoreStore, bucket: str, key: str, url: str) -
             try:
                 kept.append(Checksum(name, hexadecimal(value)))
             except (binascii.Error, ValueError):
-                return StoredChecksums(reason="the store states a checksum that can't be read")
+                return StoredChecksums(reason="the store sent an invalid checksum")
     return StoredChecksums(
-        tuple(kept), "" if kept else "the store keeps no checksum of it", headers.get("ETag", "")
+        tuple(kept), "" if kept else "the store has no checksum of it", headers.get("ETag", "")
     )
 
 

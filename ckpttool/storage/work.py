@@ -322,7 +322,7 @@ def not_visible(path: str, name: str) -> NotFound:
     """Return the error if this worker doesn't see a file of a checkpoint."""
     import platform
 
-    here = f"{name} is not there on the worker {platform.node()}"
+    here = f"{name} not found on the worker {platform.node()}"
     return NotFound(path, here, expected="the same absolute path on all workers")
 
 
@@ -330,5 +330,5 @@ def not_the_same(path: str, where: str = "") -> CheckpointError:
     """Return the error of a checkpoint that has other files on a worker, or is being changed."""
     import platform
 
-    found = f"files of other sizes on the worker {where or platform.node()}"
-    return CheckpointError(path, found, expected="the same files on all workers, which nobody changes")
+    found = f"file sizes differ on the worker {where or platform.node()}"
+    return CheckpointError(path, found, expected="the same, unchanging files on all workers")

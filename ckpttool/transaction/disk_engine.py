@@ -148,7 +148,7 @@ def _freed_bytes(place: int, file: Fingerprint) -> int:
     if status is None:
         return 0
     if not file.is_of(status):
-        raise StalePlan(f"{file.path} has changed since it was put there")
+        raise StalePlan(f"{file.path} has changed since it was moved to the trash")
     return status.st_size if status.st_nlink == 1 else 0
 
 

@@ -154,7 +154,7 @@ def _walk(
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Yield paths relative to a directory, given by its path or by its open descriptor."""
     if not levels:
-        raise OSError(errno.ENAMETOOLONG, f"directories nested over {MAX_LEVELS} deep in a checkpoint")
+        raise OSError(errno.ENAMETOOLONG, f"directories nested more than {MAX_LEVELS} deep")
     for name in members:
         if isinstance(directory, int):
             status = os.stat(name, dir_fd=directory, follow_symlinks=False)

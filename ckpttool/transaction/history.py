@@ -29,7 +29,7 @@ from ckpttool.transaction.journal_documents import (
 from ckpttool.transaction.old_journals import STORE_REMOVALS, list_of, store_removals_of
 from ckpttool.transaction.stages import is_temporary
 from ckpttool.transaction.state_dir import (
-    LEFT_AS_IT_IS,
+    LEFT_UNCHANGED,
     TRASH,
     StateDir,
     read_own,
@@ -152,7 +152,7 @@ def _record_of(
     else:
         raise ValueError(f"schema {document['schema']!r}")
     if identity_of(document["identity"]) != identity:
-        raise ValueError("it is another command's")
+        raise ValueError("it belongs to another command")
     if kind not in get_args(RecordKind):
         raise ValueError(f"kind {kind!r}")
     can_rename = fs.place_of(directory).can_rename
@@ -247,8 +247,8 @@ def drop_groups(directory: str, state_dir: StateDir, restored: OperationList) ->
 # The directories of a trash -------------------------------------------------------------------------
 
 _ANOTHERS = (
-    f"{LEFT_AS_IT_IS}, and nobody else can rename, undo or use a trash here: its owner can take back what "
-    "lies in it, or empty it (prune --empty-trash), or root can remove it"
+    f"{LEFT_UNCHANGED}; until its owner undoes or empties it (prune --empty-trash), or root removes it, "
+    "no other user can rename, undo or use a trash here"
 )
 
 

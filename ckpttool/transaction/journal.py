@@ -408,7 +408,7 @@ def _member_at(path: str, members: Container[str]) -> str:
         above = os.sep.join(parts[:count])
         if above in members:
             return above
-    raise ValueError(f"{path!r} is no part of what moves")
+    raise ValueError(f"{path!r} isn't in the checkpoint")
 
 
 def new_identity() -> str:
@@ -437,10 +437,10 @@ class Recovery:
     @property
     def results(self) -> list[str]:
         """Sentences on all that was completed or reverted."""
-        begun = "an interrupted prune had begun to remove it"
+        doing = "interrupted prune"
         return [
-            *(f"{path}: {begun}; that is finished now" for path in self.finished),
-            *(f"{path}: {begun}; it is restored now" for path in self.put_back),
+            *(f"{path}: {doing}: removal completed" for path in self.finished),
+            *(f"{path}: {doing}: removal reverted" for path in self.put_back),
             *self.moved,
         ]
 

@@ -1,6 +1,6 @@
 """JSON form of journals and records.
 
-A journal may be damaged or planted. So parsing checks types and names: none leads out of the directory, the
+A journal may be damaged or planted. So parsing checks types and names: none points outside the directory, the
 stage or the trash.
 """
 
@@ -85,7 +85,7 @@ def operations_of(document: Mapping[str, Any], done: object = None) -> Operation
     if kind not in get_args(Kind):
         raise ValueError(f"kind {_shortened(kind)}")
     if identity is None and kind not in ("remove", "slim", "output"):
-        raise ValueError("a journal without the identity of its command")
+        raise ValueError("no identity of the command")
     count = len(document["groups"])
     operations = tuple(_operations_of(document["operations"], count))
     moves = [one for one in operations if isinstance(one, Move)]
@@ -133,7 +133,7 @@ def _operations_of(values: Sequence[Any], count: int) -> Iterator[Operation]:
             number = _group_number(fields[0], count)
             yield _put_of(number, *fields[1:], is_restored=number in restored)
         else:
-            raise ValueError(f"operation {_shortened(kind)}")
+            raise ValueError(f"unknown operation {_shortened(kind)}")
 
 
 def _restored(values: Sequence[Any]) -> Iterator[int]:
@@ -159,7 +159,7 @@ def _put_of(group: int, path: object, old: Any, new: Any, *, is_restored: bool) 
         is_listed = file.location.root == "trash"
         return Move(group, file.location, here, None if is_listed else file.file, replaced)
     if replaced is None:
-        raise ValueError("nothing that is put anywhere")
+        raise ValueError("a put without a file")
     return Move(group, here, replaced.location, replaced.file if is_restored else None)
 
 
@@ -173,12 +173,12 @@ def _location_of(value: object) -> Location:
     name, _, path = text_of(value).partition(os.sep)
     root = next((one for one in ROOTS if one == name), None)
     if root is None:
-        raise ValueError(f"{_shortened(value)} is no location")
+        raise ValueError(f"{_shortened(value)} is not a location")
     if root == "directory":
         return Location(root, path_of(path))
     above, _, name = path.partition(os.sep)
     if not (above.isdecimal() or (root == "stage" and above in (CONTENT, REPLACED))):
-        raise ValueError(f"{_shortened(path)} is no location in the {root}")
+        raise ValueError(f"{_shortened(path)} is not a location in the {root}")
     return Location(root, os.path.join(above, name_of(name)))
 
 
@@ -192,7 +192,7 @@ def _group_number(value: object, count: int) -> int:
 
 def _group_numbers(value: object, count: int) -> frozenset[int]:
     if not isinstance(value, list):
-        raise TypeError(f"{_shortened(value)} is no list")
+        raise TypeError(f"{_shortened(value)} is not a list")
     return frozenset(_group_number(one, count) for one in value)
 
 
@@ -205,7 +205,7 @@ def identity_of(value: object) -> str:
     """Check that a value is the identity of a command."""
     identity = text_of(value)
     if not IDENTITY.fullmatch(identity):
-        raise ValueError(f"{_shortened(identity)} is no identity")
+        raise ValueError(f"{_shortened(identity)} is not the identity of a command")
     return identity
 
 
@@ -217,7 +217,7 @@ def is_name(name: str) -> bool:
 def text_of(value: object) -> str:
     """Check that a value is a string that can be encoded as a file name."""
     if not isinstance(value, str):
-        raise TypeError(f"{_shortened(value)} is no text")
+        raise TypeError(f"{_shortened(value)} is not a string")
     value.encode("utf-8", "surrogateescape")
     return value
 
@@ -225,7 +225,7 @@ def text_of(value: object) -> str:
 def count_of(value: object) -> int:
     """Check that a value is an integer."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{_shortened(value)} is no number")
+        raise TypeError(f"{_shortened(value)} is not an integer")
     return value
 
 
@@ -233,7 +233,7 @@ def name_of(value: object) -> str:
     """Check that a value is the name of an entry in a directory."""
     name = text_of(value)
     if not is_name(name):
-        raise ValueError(f"{_shortened(name)} leads out of the directory")
+        raise ValueError(f"{_shortened(name)} points outside the directory")
     return name
 
 
@@ -241,7 +241,7 @@ def path_of(value: object) -> str:
     """Check that a value is a relative path, without ``.`` and ``..``."""
     path = text_of(value)
     if not all(map(is_name, path.split(os.sep))):
-        raise ValueError(f"{_shortened(path)} leads out of the directory")
+        raise ValueError(f"{_shortened(path)} points outside the directory")
     return path
 
 
@@ -258,7 +258,7 @@ def contents_of(document: Mapping[str, Any], members: Iterable[str]) -> Contents
         path = path_of(value)
         parts = path.split(os.sep)
         if not any(os.sep.join(parts[:depth]) in known for depth in depths):
-            raise ValueError(f"{_shortened(path)} leads out of the directory")
+            raise ValueError(f"{_shortened(path)} points outside the directory")
         return path
 
     files = tuple(

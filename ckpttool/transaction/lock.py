@@ -54,7 +54,7 @@ def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) 
     where = fs.place_of(directory)
     if not where.can_rename:
         if not where.is_changeable(directory):
-            problem = "ckpttool changes nothing in such a store"
+            problem = "ckpttool can't change files in this kind of store"
             raise AccessDenied(directory, problem, expected="s3://, gs:// or az://")
         yield
         return
@@ -203,7 +203,7 @@ def _lock(path: str, descriptor: int) -> None:
     if not is_ours:
         busy = ANOTHER_AT_WORK
         if os.path.basename(path).startswith(WATCH_LOCK):
-            busy = f"another ckpttool watches it: {_read_holder(descriptor) or 'it has just begun'}"
+            busy = f"another ckpttool is watching it: {_read_holder(descriptor) or 'just started'}"
         raise AccessDenied(os.path.dirname(path), busy, code=BUSY)
 
 
@@ -214,5 +214,5 @@ def _is_same(place: OpenDirectory, name: str, descriptor: int) -> bool:
 
 def _foreign_lock(path: str, status: os.stat_result) -> AccessDenied:
     user = user_name(status.st_uid)
-    problem = f"the lock {os.path.basename(path)} is of another user, {user}, and can't be opened"
-    return AccessDenied(path, problem, expected="remove it if no ckpttool of that user is at work here")
+    problem = f"the lock {os.path.basename(path)} belongs to another user, {user}, and can't be opened"
+    return AccessDenied(path, problem, expected="remove it if no ckpttool of that user is running here")

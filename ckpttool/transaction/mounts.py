@@ -11,7 +11,7 @@ from ckpttool.storage import fs
 from ckpttool.transaction.files import Contents, contents
 from ckpttool.transaction.paths import is_within
 
-HOLDS_MOUNT = "holds a mount point"
+HOLDS_MOUNT = "contains a mount point"
 
 _MOUNTS = "/proc/self/mountinfo"
 """Linux's list of mounts. Only it shows bind mounts within a file system, whose device is the same."""

@@ -78,7 +78,7 @@ def list_of(document: Mapping[str, Any]) -> OperationList:
     operations: list[Operation] = []
     for wave in (*reversed(document.get("before", ())), document):
         if wave["schema"] not in MOVES or wave["identity"] != document["identity"]:
-            raise ValueError("moves of another journal go before")
+            raise ValueError("preceded by moves of another journal")
         if wave["kind"] not in ("trash", "rename", "restore"):
             raise ValueError(f"kind {wave['kind']!r}")
         if not {wave["source"], wave["target"]} <= {"directory", "trash"}:
@@ -108,7 +108,7 @@ def _steps_of(wave: Mapping[str, Any], move: Mapping[str, Any], number: int) -> 
     # since without its index the rest isn't taken for a checkpoint.
     source, target, members = wave["source"], wave["target"], move["members"]
     if not 0 < len(members) == len({old for old, _ in members}):
-        raise ValueError("no member, or two of one name")
+        raise ValueError("no member, or two with the same name")
     is_back = wave["kind"] == "restore"
     successors = _successors_of(move, members[0][source != "directory"], is_back=is_back)
 
@@ -277,7 +277,7 @@ def output_of(document: Mapping[str, Any], directory: OpenDirectory, area: OpenD
         for name in aside.names():
             status = aside.status(name)
             if status is None or status.st_ino != inodes.get(name):
-                raise DamagedCheckpoint(aside.join(name), "it is not what was set aside")
+                raise DamagedCheckpoint(aside.join(name), "not the file that was set aside")
         leave = {name: contents((aside if aside.has(name) else directory).fd, [name]) for name in inodes}
         come: dict[str, Contents] = {}
         has_come = bool(marks)
@@ -286,7 +286,7 @@ def output_of(document: Mapping[str, Any], directory: OpenDirectory, area: OpenD
             is_here = status is not None and (status.st_ino, status.st_mtime_ns) == mark
             has_come &= is_here
             if not (is_here or content.has(name)):
-                problem = f"it has come to stand there, or was changed; the old is in {aside.path}"
+                problem = f"created or changed meanwhile; the old version is in {aside.path}"
                 raise DamagedCheckpoint(directory.join(name), problem)
             come[name] = contents((directory if is_here else content).fd, [name])
     listed = output_operations(area.path, come, leave)

@@ -35,7 +35,7 @@ class AlreadyGone(StalePlan):
     """Another process has removed the checkpoint already."""
 
     def __init__(self) -> None:
-        super().__init__("it has vanished, or a part of it,", since_plan=True)
+        super().__init__("all or part of it has vanished", since_plan=True)
 
 
 class OpenRoots:
@@ -122,7 +122,7 @@ class OpenRoots:
                 has_same_files = _identities(here.files, texts) == _identities(noted.files, texts)
                 is_same = has_same_files and set(here.directories) == set(noted.directories)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise StalePlan("it has vanished, or a part of it,", since_plan=True) from error
+            raise StalePlan("all or part of it has vanished", since_plan=True) from error
         if not is_same:
             raise StalePlan("it has changed", since_plan=True)
 

@@ -247,7 +247,7 @@ class Stage:
         old = one.replaces
         if (one.file or old) and not self.roots.is_unmodified_at(one, one.source):
             is_leaving = one.target.is_private
-            problem = "it has changed" if is_leaving else "what was to take its place has gone"
+            problem = "it has changed" if is_leaving else "its replacement has vanished"
             raise StalePlan(problem, since_plan=True)
         if old is None:
             self.roots.move(one.source, one.target)
@@ -325,7 +325,7 @@ class Stage:
                 if self.listed.leader is None:  # a leader's commit counts for this list, too
                     self._forget()
             except OSError as failure:
-                reason = f"{system_text(error)}; the next command recovers"
+                reason = f"{system_text(error)}; the next command recovers it"
                 raise UnknownCommit(self.path, reason) from failure
             raise
 
@@ -387,8 +387,8 @@ class Stage:
             self._revert(steps)
         except (OSError, StalePlan) as failure:
             why = system_text(failure) if isinstance(failure, OSError) else str(failure)
-            where = f"it is in {self.shown_place(number)}, to be moved or removed by hand"
-            return {number: StrandedCheckpoint(f"not put back: {why}; {where}")}
+            where = f"it is in {self.shown_place(number)}: move or remove it by hand"
+            return {number: StrandedCheckpoint(f"not restored: {why}; {where}")}
         return {}
 
     def _relink(self, numbers: Collection[int]) -> Failures:
@@ -400,7 +400,7 @@ class Stage:
             try:
                 self.roots.link(one.target, one.source)
             except OSError as failure:
-                failures[one.group] = StrandedCheckpoint(f"not put back: {system_text(failure)}")
+                failures[one.group] = StrandedCheckpoint(f"not restored: {system_text(failure)}")
         if unlinked:
             self.sync()
         return failures

@@ -29,7 +29,7 @@ def require_directory(path: str | os.PathLike[str]) -> str:
     except OSError as error:
         raise from_os_error(error, path) from error
     except ValueError as error:
-        raise UsageError(f"no path: {error}") from error
+        raise UsageError(f"invalid path: {error}") from error
 
 
 def is_within(path: str, directory: str) -> bool:

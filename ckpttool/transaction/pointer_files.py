@@ -46,9 +46,9 @@ def text_at(path: str, place: int | None = None) -> str | None:
     except FileNotFoundError:
         return None
     except NotRegular as error:
-        raise StalePlan(f"{os.path.basename(path)} is no file") from error
+        raise StalePlan(f"{os.path.basename(path)} is not a regular file") from error
     if len(data) > MAX_TEXT:
-        raise StalePlan(f"{os.path.basename(path)} is larger than a pointer")
+        raise StalePlan(f"{os.path.basename(path)} is too large for a pointer file")
     return data.decode("utf-8", "surrogateescape")
 
 
@@ -115,7 +115,7 @@ def _opened_around(name: str, directory: int) -> Iterator[tuple[int, str]]:
             place = stack.enter_context(opened(above, directory))
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise StalePlan(f"{name} lies behind a symlink, or in what is no directory") from error
+                raise StalePlan(f"{name} is behind a symlink, or not in a directory") from error
             raise
         yield place, base
 
@@ -186,7 +186,7 @@ def _link_new_file(scratch: int, temporary: str, place: int, name: str) -> None:
     try:
         has_both = link_or_rename(temporary, scratch, name, place, lambda: status_of(name, place) is not None)
     except FileExistsError as error:
-        raise StalePlan(f"{name} has come to exist", since_plan=True) from error
+        raise StalePlan(f"{name} was created", since_plan=True) from error
     if has_both:
         os.unlink(temporary, dir_fd=scratch)
 
@@ -246,5 +246,5 @@ def _list_rewrite(
         return None
     # The target may be outside of the directory, and a rewrite would replace the link by a file.
     if fs.islink(path):
-        raise AccessDenied(path, "is a symlink, and names a checkpoint that is to go; nothing was removed")
+        raise AccessDenied(path, "is a symlink, and lists a checkpoint to be removed; nothing was removed")
     return Rewrite(name, before, after)

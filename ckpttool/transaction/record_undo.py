@@ -25,7 +25,7 @@ from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pointer_files import text_at
 from ckpttool.transaction.state_dir import StateDir
 
-_PLANNED = {"trash": "it was put there", "rename": "it was renamed", "prune": "it was removed"}
+_PLANNED = {"trash": "it was moved to the trash", "rename": "it was renamed", "prune": "it was removed"}
 """Completes "it has changed since …"."""
 
 
@@ -140,7 +140,7 @@ def _merge_pointers(
         if merged.before != merged.after:
             pointers.append(merged)
         elif merged.after != one.after:
-            problem = "it leads elsewhere" if one.is_link else "modified since by another program"
+            problem = "it points elsewhere now" if one.is_link else "modified since by another program"
             left.append(Problem(shown(path), f"{problem}; left unchanged"))
     return undoing.only(fit).with_pointers(pointers), left
 
@@ -194,8 +194,8 @@ def _pointer_paths(record: CommandRecord, step: UndoStep, listed: OperationList)
 
 # Records in a copied directory ---------------------------------------------------------------------
 
-COPIED = "it was copied; the files here have the sizes and times that were noted, and other inodes"
-LOST_TIMES = "it was copied without the times of its files, which alone tell one from another of its size"
+COPIED = "this directory is a copy; its files have the recorded sizes and times, but other inodes"
+LOST_TIMES = "this directory is a copy without the original times; files of the same size can't be told apart"
 
 _SECOND = 10**9
 """In nanoseconds."""

@@ -30,7 +30,7 @@ def recover_directory(directory: str) -> Recovery:
         try:
             settled = engine.settle(path)
         except OSError as error:
-            reason = f"what was interrupted can't be recovered: {error_text(error)}"
+            reason = f"the interrupted command can't be recovered: {error_text(error)}"
             raise AccessDenied(path, reason) from error
         if settled is not None:
             _report(directory, path, settled, recovery)
@@ -67,7 +67,7 @@ def _report_moves(directory: str, settled: Settled, paths: Sequence[str], recove
     for number, path in enumerate(paths):
         if number in settled.failures:
             why = settled.failures[number]
-            recovery.failed[path] = f"{doing}, which can be neither completed nor reverted: {why}"
+            recovery.failed[path] = f"{doing} can't be completed or reverted: {why}"
         elif number in settled.finished or number not in settled.notes:
             result = "completed" if number in settled.finished else "reverted"
             recovery.moved.append(f"{path}: {doing}: {result}")

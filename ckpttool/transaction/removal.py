@@ -140,7 +140,7 @@ def _remove_with_journal(
         once = removal.outcome
         removals = [one for one in removals if one.path not in once.failures and one.path not in once.done]
         if once.stranded:  # until its journal is recovered, nothing else is begun
-            why = Failure("another one could not be put back; the next command recovers")
+            why = Failure("another checkpoint could not be restored; the next command recovers it")
             outcome.failures |= dict.fromkeys((one.path for one in removals), why)
             return
 

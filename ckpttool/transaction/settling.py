@@ -97,7 +97,7 @@ def _settle_open(directory: str, path: str, listed: OperationList) -> Settled:
                 stage.close()
             except OSError as error:
                 if not (settled.failures or settled.notes):
-                    where = "move files that the journal doesn't list where they belong"
+                    where = "move files not listed in the journal where they belong"
                     settled.left = f"{system_text(error)}; {where}"
             return settled
     except CheckpointError as failure:  # such as a trash of another user
@@ -126,8 +126,8 @@ class _Settlement:
         # is settled. A removal is: nothing whose fingerprint differs is ever unlinked, and whole
         # checkpoints are moved back.
         if not is_removal and (self._is_old_copy() if listed.is_copy is None else listed.is_copy):
-            advice = f"keep what you need, and remove {shown(self._stage.path)}"
-            why = f"the directory was copied while a command was at work; {advice}"
+            advice = f"keep the files you need, and remove {shown(self._stage.path)}"
+            why = f"the directory was copied while a command was running; {advice}"
             return Settled.failed(listed, why)
         back: list[int] = []
         for number in numbers:
@@ -240,7 +240,7 @@ class _Settlement:
                 f"they are in {where}: remove them, or move them back"
             )
         except OSError as error:
-            failures[number] = f"{system_text(error)}; what is left of it is in {where}"
+            failures[number] = f"{system_text(error)}; the rest is in {where}"
 
     def _is_to_finish(self, number: int) -> bool:
         """Return whether a group is to be completed: it is committed, and a removal is still wanted."""

@@ -182,7 +182,7 @@ class StagedOutput:
         # As with any checkpoint, the index comes last.
         names = sorted(self._content.names(), key=lambda name: (name.endswith(".index"), name))
         if self._replaces is None and (present := next(filter(self._directory.has, names), None)) is not None:
-            raise UsageError(f"{self._directory.join(present)} has come to exist meanwhile")
+            raise UsageError(f"{self._directory.join(present)} was created meanwhile")
         old = [name for name in (self._replaces or ()) if self._directory.has(name)]
         is_over_file = not self._directory.holds_directory(self._name)
         for name in set(names) & set(old):
@@ -248,16 +248,14 @@ class StagedOutput:
         if area.descriptor is not None and not (
             self._directory.is_at_path() and self._directory.leads_to(os.path.basename(area.path), area)
         ):
-            reason = (
-                "its directory, or the one in which it was written, was moved away or exchanged meanwhile"
-            )
-            raise AccessDenied(self.target, f"{reason}; nothing was put there")
+            reason = "its directory or the staging directory was moved or replaced meanwhile"
+            raise AccessDenied(self.target, f"{reason}; nothing was written there")
 
     def _swap(self, names: list[str], old: list[str]) -> None:
         """Set aside the old files, and move the new ones to their places; revert both if that fails."""
         area = self._area
         assert area is not None  # it is not discarded
-        require_system(self.target, "put there")
+        require_system(self.target, "written")
         # The index of a TensorFlow checkpoint leaves first and comes last: without it there is none.
         old = sorted(old, key=lambda name: not name.endswith(".index"))
         area.make(REPLACED).close()
@@ -283,7 +281,7 @@ class StagedOutput:
                 stage.commit(numbers)
             except BaseException as error:
                 for failure in stage.revert_all().values():
-                    reason = f"it can't be brought there ({error_text(error)}), and what stood there is"
+                    reason = f"it can't be moved there ({error_text(error)}), and the old version was"
                     raise AccessDenied(self.target, f"{reason} {failure}") from failure
                 self._holds_old = False
                 raise
@@ -345,7 +343,7 @@ def _cleared(directory: OpenDirectory) -> Iterator[tuple[str, ...]]:
         if is_alone:
             yield (*recover_areas(directory),)
         else:
-            yield (f"{directory.path} is locked: what kills left there is not looked for",)
+            yield (f"{directory.path} is locked: leftovers of killed commands are not cleared",)
 
 
 def _try_lock_directory(descriptor: int) -> bool:
@@ -436,7 +434,7 @@ def recover_areas(directory: OpenDirectory) -> list[str]:
                 _recover_area(directory, name)
         except (UnsafeArea, OSError, CheckpointError) as why:
             if directory.has(name):  # unless its command has just ended, and removed it
-                warnings.append(f"{directory.join(name)} is left as it is: {error_text(why)}")
+                warnings.append(f"{directory.join(name)} is left unchanged: {error_text(why)}")
     return warnings
 
 
@@ -456,7 +454,7 @@ def _recover_area(directory: OpenDirectory, name: str) -> None:
 
 def _require_this_users(status: os.stat_result | None) -> None:
     if status is not None and status.st_uid != os.geteuid():
-        raise UnsafeArea("it is another user's")
+        raise UnsafeArea("it belongs to another user")
 
 
 def _has_no_owner_yet(area: OpenDirectory) -> bool:
@@ -472,23 +470,23 @@ def _require_made_here(directory: OpenDirectory, area: OpenDirectory) -> None:
     """Require that no other user could write in an area, and that it was made on this host."""
     status = area.own_status()
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UnsafeArea("others may have written in it")
+        raise UnsafeArea("others may have written to it")
     match _read_owner(directory, area) if area.has(_OWNER) else None:
         case {"inode": int(inode), "host": str(host), "boot": str(boot)}:
             own = _host()
             if inode != status.st_ino:
-                raise UnsafeArea("it is a copy, or comes out of an archive")
+                raise UnsafeArea("it is a copy, or was extracted from an archive")
             # A free lock proves that the command has ended only if that ran under this kernel. A
             # container may have another host name, but has the same boot ID. If this host was restarted
             # since, the command has ended.
             if host != own["host"] and (not boot or boot != own["boot"]):
-                raise UnsafeArea(f"it was made on the host {host!r}, where somebody may work in it")
+                raise UnsafeArea(f"it was made on the host {host!r}, where a command may still use it")
         case _:
-            raise UnsafeArea("it doesn't say where it was made")
+            raise UnsafeArea("its host is not recorded")
 
 
 def _read_owner(directory: OpenDirectory, area: OpenDirectory) -> object:
-    what = "a note of where it was made"
+    what = "an owner file"
     text = own_bytes(area, _OWNER, directory.path or os.curdir, what, _MAX_BYTES)
     return parse_own(area.join(_OWNER), text, what, lambda document: document)
 
@@ -499,7 +497,7 @@ def _settle(directory: OpenDirectory, area: OpenDirectory) -> None:
         return
     for name in (CONTENT, REPLACED):
         if not area.holds_directory(name):
-            raise UnsafeArea(f"{area.join(name)} is no directory")
+            raise UnsafeArea(f"{area.join(name)} is not a directory")
     listed = read_output(directory, area)
     with open_output(directory, area, listed) as stage:
         for why in settle(stage).failures.values():
@@ -507,7 +505,7 @@ def _settle(directory: OpenDirectory, area: OpenDirectory) -> None:
         if not stage.is_committed:
             with area.open(REPLACED) as aside:
                 for name in aside.names():
-                    raise UnsafeArea(f"{aside.join(name)} is not what was set aside")
+                    raise UnsafeArea(f"{aside.join(name)} is not a file that was set aside")
 
 
 def error_text(error: BaseException) -> str:

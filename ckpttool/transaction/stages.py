@@ -36,7 +36,8 @@ class NoRoom(AccessDenied):
 def require_system(directory: str, done: str) -> None:
     """Require a system that can work below open directories."""
     if not IS_SUPPORTED:
-        raise AccessDenied(directory, f"this system can't work below open directories; nothing was {done}")
+        reason = f"this system lacks calls relative to open directories; nothing was {done}"
+        raise AccessDenied(directory, reason)
 
 
 def new_stage_name(state_dir: StateDir) -> str:
@@ -48,7 +49,7 @@ def journal_text(directory: str, document: Mapping[str, Any], result: str = "") 
     """Return the text of a journal; raise AccessDenied if it is longer than recovery would read."""
     text = json.dumps(document).encode()
     if len(text) > MAX_BYTES:
-        reason = f"its journal would have {len(text):,} bytes, and {MAX_BYTES:,} are the most"
+        reason = f"its journal would have {len(text):,} bytes (limit {MAX_BYTES:,})"
         raise AccessDenied(directory, f"{reason}{result}: try fewer at once")
     return text
 

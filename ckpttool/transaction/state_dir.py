@@ -164,10 +164,10 @@ MAX_BYTES = 1 << 28
 
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
-LEFT_AS_IT_IS = "it is left as it is"
+LEFT_UNCHANGED = "left unchanged"
 
 
-def require_own(path: str, directory: str, otherwise: str = LEFT_AS_IT_IS) -> None:
+def require_own(path: str, directory: str, otherwise: str = LEFT_UNCHANGED) -> None:
     """Require that a directory of ours was made by this user, or by the owner of the directory it is for.
 
     Others may have write permission for it only as far as they have it for ``directory``. ``otherwise``
@@ -181,19 +181,19 @@ def require_own(path: str, directory: str, otherwise: str = LEFT_AS_IT_IS) -> No
 
 
 def require_own_status(
-    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_AS_IT_IS
+    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_UNCHANGED
 ) -> None:
     """Require the same as ``require_own``, by the statuses of the directory and of the one that it is for."""
     if not stat.S_ISDIR(status.st_mode):
-        what = "a symlink" if stat.S_ISLNK(status.st_mode) else "no directory"
-        raise AccessDenied(path, f"is {what}; {LEFT_AS_IT_IS}")
+        what = "a symlink" if stat.S_ISLNK(status.st_mode) else "not a directory"
+        raise AccessDenied(path, f"is {what}; {LEFT_UNCHANGED}")
     _require_owner(path, status, around, otherwise)
     # Users who may write in ``around`` can remove all files there anyway, so they gain nothing from a
     # stage that they may write in. In a sticky directory they can't remove those of others, so there a
     # stage must be closed to them.
     is_sticky = bool(around.st_mode & stat.S_ISVTX)
     if status.st_mode & _OTHERS & (_OTHERS if is_sticky else ~around.st_mode):
-        raise AccessDenied(path, f"others may have written in it; {LEFT_AS_IT_IS}")
+        raise AccessDenied(path, f"others may have written to it; {LEFT_UNCHANGED}")
 
 
 @contextmanager
@@ -248,7 +248,7 @@ def parse_own(path: str, text: bytes, what: str, parse: Callable[[Any], T]) -> T
     try:
         return parse(json.loads(text))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        problem = f"{what} that isn't one of ours"
+        problem = f"not {what} of ckpttool"
         problem += f": {error}" if type(error) is ValueError else ""
         raise DamagedCheckpoint(path, problem, expected="move it away to go on") from error
 
@@ -261,7 +261,7 @@ def own_bytes(place: OpenDirectory, name: str, directory: str, what: str, most: 
     try:
         descriptor = regular_descriptor(place.at(name), follows=False, dir_fd=place.descriptor)
     except NotRegular as error:
-        raise DamagedCheckpoint(path, "no regular file", expected=what) from error
+        raise DamagedCheckpoint(path, "not a regular file", expected=what) from error
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         _require_owner(path, status, fs.stat(directory))
@@ -271,7 +271,7 @@ def own_bytes(place: OpenDirectory, name: str, directory: str, what: str, most: 
 
 
 def _require_owner(
-    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_AS_IT_IS
+    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_UNCHANGED
 ) -> None:
     if (user := other_owner(status, around)) is not None:
         raise AccessDenied(path, f"belongs to another user, {user}; {otherwise}")
@@ -291,4 +291,4 @@ def user_name(user: int) -> str:
 
         return pwd.getpwuid(user).pw_name
     except (ImportError, KeyError):  # Windows, or an unknown user
-        return f"number {user}"
+        return f"uid {user}"

@@ -173,8 +173,8 @@ def require_of_store(listed: OperationList) -> None:
         else:
             is_known = not one.is_link and list_kind(one.name) is not None
         if not is_known:
-            raise ValueError("an operation that isn't done in stores")
+            raise ValueError("an operation that stores don't support")
     if listed.kind not in (*leaving, "restore"):
         raise ValueError(f"kind {listed.kind}")
     if not all(group.contents.files for group in listed.groups):
-        raise ValueError("a checkpoint without an object")
+        raise ValueError("a checkpoint without objects")

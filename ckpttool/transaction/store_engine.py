@@ -30,15 +30,13 @@ from ckpttool.transaction.store_operations import (
 from ckpttool.transaction.transaction import Failure, Outcome
 from ckpttool.transaction.unlinking import StrandedCheckpoint
 
-_RECOVERS = "; the next command recovers"
+_RECOVERS = "; the next command recovers it"
 
 
 class StoreEngine(Engine):
     """Commands on a directory in a store."""
 
-    loss_warning: ClassVar[str | None] = (
-        "undo can't restore what is removed from this store (--trash keeps copies)"
-    )
+    loss_warning: ClassVar[str | None] = "removals from this store can't be undone (--trash keeps copies)"
 
     def undo_method(self, removals: Sequence[tuple[str, Contents]], *, is_trash: bool) -> UndoMethod:
         if is_trash:

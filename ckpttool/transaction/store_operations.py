@@ -125,7 +125,8 @@ class StoreOperations:
             return None
         listed, journal_id = parse_own(f"{directory}/{name}", found[0], "a journal", _listed)
         if listed.identity not in (None, identity):
-            raise AccessDenied(f"{directory}/{name}", "it is another command's", expected="move it away")
+            problem = "it belongs to another command"
+            raise AccessDenied(f"{directory}/{name}", problem, expected="move it away")
         return cls(directory, identity, listed, found[1], journal_id)
 
     @property
@@ -191,7 +192,7 @@ class StoreOperations:
             self._write(numbers)
         except Replaced as error:
             self.drop_copies(range(len(self.objects)))
-            reason = "another ckpttool recovered this prune as interrupted; nothing was removed"
+            reason = "another ckpttool took this prune for interrupted, and reverted it; nothing was removed"
             raise AccessDenied(self.directory, reason) from error
 
     def write_pointers(self) -> bool:
@@ -208,7 +209,7 @@ class StoreOperations:
         failures = _each(self._remove, (one for one in self._of(numbers) if one.is_first))
         rest = [one for one in self._of(numbers) if not one.is_first and one.group not in failures]
         for number, error in _each(self._remove, rest).items():
-            failures[number] = StrandedCheckpoint(f"only a part of it was removed: {error_text(error)}")
+            failures[number] = StrandedCheckpoint(f"only partly removed: {error_text(error)}")
             failures[number].__cause__ = error
         return failures
 
@@ -368,7 +369,7 @@ class StoreOperations:
         return True
 
     def _not_restorable(self, one: StoredObject, *, is_taken: bool) -> StalePlan:
-        problem = "another object has its name now" if is_taken else "no copy or older version of it is left"
+        problem = "another object has its name now" if is_taken else "it has no copy or older version"
         is_single = len(self.objects[one.group]) == 1
         return StalePlan(problem if is_single else f"{os.path.basename(one.path)}: {problem}")
 
@@ -387,7 +388,7 @@ class StoreOperations:
         def size_of(one: StoredObject) -> int:
             status = self._place.status(one.copy)
             if status is not None and status.size != one.file.size:
-                raise StalePlan(f"{one.file.path} has changed since it was put there")
+                raise StalePlan(f"{one.file.path} has changed since it was moved to the trash")
             return 0 if status is None else status.size
 
         results = list(results_or_errors(size_of, (one for one in self._all if one.copy)))

@@ -104,5 +104,5 @@ def read_output(directory: OpenDirectory, area: OpenDirectory) -> OperationList:
     else:
         listed = read_journal(area.path, path)
     if listed is None:
-        raise AccessDenied(area.path, "it has changed while it was read")
+        raise AccessDenied(area.path, "it changed while it was being read")
     return listed

@@ -60,7 +60,7 @@ class Failure(NamedTuple):
         if isinstance(error, OSError):
             problem = from_os_error(error, "").reason
             if error.errno == errno.EXDEV:
-                problem = "its new place is on another file system"
+                problem = "its new location is on another file system"
             has_name = names_file and isinstance(error.filename, str) and error.filename
             name = os.path.basename(error.filename) if has_name else None
             return cls(problem, file=name, is_disk_full=error.errno in FULL)
@@ -360,7 +360,7 @@ class Transaction:
             yield
         except (StalePlan, StrandedCheckpoint, CheckpointError, OSError) as failure:
             self._stage = None
-            reason = f"{Failure.of(failure).text()}; the next command that changes it recovers"
+            reason = f"{Failure.of(failure).text()}; the next command in this directory recovers it"
             raise AccessDenied(self._directory, reason) from failure
 
     @contextmanager
@@ -426,7 +426,7 @@ def purge_groups(stage: Stage, numbers: Sequence[int], outcome: Outcome) -> Mapp
         stage.withdraw(stuck)
         return stage.back(stuck)
     except OSError as error:
-        left_there = StrandedCheckpoint(f"{system_text(error)}; the next command recovers")
+        left_there = StrandedCheckpoint(f"{system_text(error)}; the next command recovers it")
         return dict.fromkeys(stuck, left_there)
 
 

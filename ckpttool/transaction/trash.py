@@ -106,7 +106,7 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptied: Em
     except OSError as error:
         raise from_os_error(error, path) from error
     except CheckpointError as failure:
-        emptied.problems.append(Problem(path, f"left as it is: {failure.reason}"))
+        emptied.problems.append(Problem(path, f"left unchanged: {failure.reason}"))
 
 
 def _empty_step(record: CommandRecord, step: UndoStep, emptied: EmptiedTrash) -> UndoStep:
@@ -143,7 +143,7 @@ def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:
             path = os.path.join(directory, name)
             holds_something = name in names and not fs.islink(path) and fs.listdir(path)
             if os.path.relpath(path, place) not in listed and not holds_something:  # its entries are reported
-                yield Problem(path, "no record lists it; it is left")
+                yield Problem(path, "not listed in any record; kept")
 
 
 def _raise_unless_gone(error: OSError) -> None:
@@ -212,13 +212,13 @@ def is_of_other_directory(record: CommandRecord) -> bool:
 def other_directory_problem(record: CommandRecord) -> Problem:
     """Return the problem for a record of another directory; see ``is_of_other_directory``."""
     name = shown(record.directory)
-    text = f"it belongs to a directory that was {name} before, and is left as it is"
+    text = f"kept: it belongs to a directory that was named {name} before"
     place = shown(path_as_given(record.directory, record.place))
     now = renamed_directory(record)
     if now is None:
-        return Problem(place, f"{text}; move out by hand what you need, or remove it")
+        return Problem(place, f"{text}; move the files you need elsewhere, or remove it")
     other = shown(path_as_given(record.directory, now))
-    return Problem(place, f"{text}: that is {other} now (undo {other})")
+    return Problem(place, f"{text}, and is {other} now (undo {other})")
 
 
 def renamed_directory(record: CommandRecord) -> str | None:

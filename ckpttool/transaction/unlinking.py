@@ -113,7 +113,7 @@ def _unlink_file(name: str, directory: int, file: Fingerprint) -> int:
     if status is None:
         return 0
     if not file.is_of(status):
-        raise StalePlan("it has changed while it was being removed")
+        raise StalePlan("it changed while it was being removed")
     with suppress(FileNotFoundError):  # already unlinked by another process
         retry_while_busy(partial(os.unlink, name, dir_fd=directory))
     return status.st_size if status.st_nlink == 1 and stat.S_ISREG(status.st_mode) else 0

@@ -53,7 +53,7 @@ def test_what_can_not_be_read(golden: Golden) -> None:
     values = ("--optimizer-args []", "--input-shape 1x3", "--memory much")
     golden({value: refusal(given, value) for value in values})
     for text in ("{", "[" * 100_000):
-        assert refusal(given, f"--model-args {text}").startswith("--model-args: no JSON: '")
+        assert refusal(given, f"--model-args {text}").startswith("--model-args: invalid JSON: '")
 
 
 def test_options_have_their_own_names() -> None:

@@ -226,8 +226,7 @@ def test_rules_that_contradict_each_other_are_told() -> None:
     with pytest.raises(UsageError) as failure:
         settings_for(config, "m.pth")
     assert str(failure.value) == (
-        "ckpttool.toml[verify.rule 1], ckpttool.toml[verify.rule 2]: for m.pth: "
-        "--labels needs the --input that it labels"
+        "ckpttool.toml[verify.rule 1], ckpttool.toml[verify.rule 2]: for m.pth: --labels requires --input"
     )
 
 

@@ -93,7 +93,7 @@ def test_predictions(run: Run, project: Path, golden: Golden, monkeypatch: pytes
         answer_alike(patch, stage("load", "Net, 1 key"), stage("predict", "output 1×2"))
         configure(project, head + MASK + predict)
         golden(transcript(run, (0, "verify --config ckpttool.toml")))
-    finding = error("missing-key", "the model has it, the checkpoint doesn't", "fc.weight")
+    finding = error("missing-key", "in the model, but not in the checkpoint", "fc.weight")
     failed = stage("load", "it has no fc.weight", finding)
     answer_alike(monkeypatch, failed, stage("predict", "it was not loaded", is_skipped=True))
     configure(

@@ -498,7 +498,7 @@ def test_usage(large: Path, run: Run) -> None:
         assert run("verify", *arguments, "--against", large) == (2, "", expected)
     for path in (large, large.parent):
         refused = run("verify", path, "--against", "s3://")
-        assert refused == (2, "", "ckpttool: error: s3://: names no bucket or host\n")
+        assert refused == (2, "", "ckpttool: error: s3://: no bucket or host\n")
 
 
 def test_a_signed_url_is_refused_and_not_shown(large: Path, run: Run, s3: S3Bucket) -> None:

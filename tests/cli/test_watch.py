@@ -398,7 +398,7 @@ def test_a_directory_that_vanishes_is_told_once_and_watched_again(run_directory:
         land(run_directory, 2)
         assert watched.look(2) == [f"{name(2)} valid"]
         assert not watched.watch.has_problems
-        with pytest.raises(AccessDenied, match="another ckpttool watches it: pid"):
+        with pytest.raises(AccessDenied, match="another ckpttool is watching it: pid"):
             Watched(run_directory)  # the new directory is locked, too
     assert not (away / ".ckpttool-watch.lock").exists()
     assert not (run_directory / ".ckpttool-watch.lock").exists()
@@ -581,7 +581,7 @@ def test_a_second_watch_is_refused_and_a_signal_ends_the_first(
 ) -> None:
     refused = run("watch", run_directory, "--once")
     assert refused.status == 2
-    assert f"another ckpttool watches it: pid {watcher.pid} on " in refused.err
+    assert f"another ckpttool is watching it: pid {watcher.pid} on " in refused.err
     watcher.send_signal(signal.SIGTERM)
     out, err = watcher.communicate(timeout=TIMEOUT)
     assert (watcher.returncode, out, err.splitlines()[1:]) == (0, "", ["ended: 1 valid"])

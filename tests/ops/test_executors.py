@@ -143,7 +143,7 @@ def test_a_pool_that_breaks_answers_for_nothing_any_more(runs: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "why"),
-    [(None, "model_epoch_3.pth is not there on the worker"), (b"PK", "files of other sizes on the worker")],
+    [(None, "model_epoch_3.pth not found on the worker"), (b"PK", "file sizes differ on the worker")],
     ids=["none", "another"],
 )
 def test_what_a_worker_does_not_see_is_no_answer(runs: Path, content: bytes | None, why: str) -> None:

@@ -78,7 +78,7 @@ def test_what_a_recording_says_of_itself_may_be_anything(tmp_path: Path, about: 
 
 def test_no_outputs(tmp_path: Path) -> None:
     np.savez(tmp_path / "g.npz", y=np.ones(2))
-    with pytest.raises(LoadFailed, match="no output/<name> is in it"):
+    with pytest.raises(LoadFailed, match="it has no output/<name>"):
         read_recording(str(tmp_path / "g.npz"))
 
 

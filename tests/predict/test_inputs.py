@@ -135,7 +135,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
         with pytest.raises(LoadFailed, match=r"^it holds Python objects, which are not loaded$"):
             read_arrays(str(tmp_path / name), "input-unreadable")
     (tmp_path / "in.txt").write_text("no array")
-    with pytest.raises(LoadFailed, match=r"^it is no \.npy or \.npz file$"):
+    with pytest.raises(LoadFailed, match=r"^not an \.npy or \.npz file$"):
         read_arrays(str(tmp_path / "in.txt"), "input-unreadable")
     assert not _Bomb.target.exists()
 
@@ -190,9 +190,9 @@ def test_inputs_by_position_get_their_names() -> None:
     ("names", "told"),
     [
         (["x"], "no input 'y' in in.npz (the model takes x, y)"),
-        (["x", "y", "z"], "in.npz has 'z' (the model takes x, y)"),
-        (["x", "y", "7"], "in.npz has '7' (the model takes x, y)"),
-        (["0", "x", "y"], "in.npz has one input by name and by position (the model takes x, y)"),
+        (["x", "y", "z"], "in.npz has an unknown input 'z' (the model takes x, y)"),
+        (["x", "y", "7"], "in.npz has an unknown input '7' (the model takes x, y)"),
+        (["0", "x", "y"], "in.npz has the same input by name and by position (the model takes x, y)"),
     ],
 )
 def test_inputs_that_do_not_fit(names: list[str], told: str) -> None:

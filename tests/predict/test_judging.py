@@ -49,14 +49,14 @@ def recording(tmp_path: Path) -> str:
 def test_outputs_without_any_value_are_none(tmp_path: Path) -> None:
     record = tmp_path / "new.npz"
     _, findings = judged(lambda _: {"a": np.ones((0, 3)), "b": np.ones(0)}, record=str(record))
-    assert findings == [("no-output", "there is no value in what the model gives: a 0×3, b 0")]
+    assert findings == [("no-output", "the model returned no values: a 0×3, b 0")]
     assert not record.exists()
 
 
 def test_one_output_without_values_is_told() -> None:
     detail, findings = judged(lambda _: {"a": np.ones((0, 3)), "b": np.ones(1)})
     assert findings == []
-    assert detail == "a 0×3, b 1 from made-up input, seed 0; no value in a"
+    assert detail == "a 0×3, b 1 from generated input, seed 0; no value in a"
 
 
 def test_what_differs_from_run_to_run_is_not_recorded(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_what_differs_from_run_to_run_is_not_recorded(tmp_path: Path) -> None:
     record = tmp_path / "new.npz"
     detail, findings = judged(lambda _: {"y": np.array([next(runs)])}, record=str(record))
     assert [code for code, _ in findings] == ["runs-differ", "recording-not-written"]
-    assert findings[1][1] == "two runs on one input differ: no later run could be as recorded"
+    assert findings[1][1] == "two runs on the same input differ, so no later run could match"
     assert "recorded in" not in detail
     assert not record.exists()
 
@@ -109,7 +109,7 @@ def test_memory_that_runs_out_is_no_fault_of_a_recording(recording: str) -> None
 
 def test_made_up_sequences_have_several_steps() -> None:
     detail, _ = judged(double, (None, None, 2))
-    assert detail == "y 3×16×2 from made-up input (3×16×2), seed 0"
+    assert detail == "y 3×16×2 from generated input (3×16×2), seed 0"
     assert judged(double, (None, None), batch_size=1)[0].startswith("y 1×16 from ")
 
 
@@ -119,7 +119,7 @@ def test_sizes_are_those_that_the_model_takes() -> None:
             raise ValueError("no more than one row of at most 4")
         return double(inputs)
 
-    assert judged(few, (None, None))[0] == "y 1×3 from made-up input (1×3), seed 0"
+    assert judged(few, (None, None))[0] == "y 1×3 from generated input (1×3), seed 0"
 
 
 def test_what_fails_at_any_size_is_told_as_it_failed_first() -> None:
@@ -165,7 +165,7 @@ def test_what_could_not_show_a_change_is_told_when_it_is_recorded(tmp_path: Path
 
     record = tmp_path / "g.npz"
     detail, findings = judged(weak, record=str(record))
-    told = "constant, other input gives the same: a change of the weights may not show in it"
+    told = "constant, other inputs give the same: it may not reveal a change of the weights"
     assert findings == [("recording-insensitive", told)]
     assert detail.endswith("; recorded in g.npz")
     assert judged(weak, expect=str(record))[1] == []

@@ -13,8 +13,8 @@ from tests.support import predictions
 MODELS = Path(__file__).parent / "models"
 NETS = f"{MODELS / 'keras_nets.py'}"
 OWN = f"{MODELS / 'own_layers.py'}"
-TAKEN = "the checkpoint has it, nothing in the model takes it"
-GIVEN = "the model has it, the checkpoint doesn't"
+TAKEN = "in the checkpoint, but not used by the model"
+GIVEN = "in the model, but not in the checkpoint"
 FAILS = "keras_nets.py:fails can't be called"
 
 pytestmark = pytest.mark.framework
@@ -45,12 +45,12 @@ def test_inputs_and_outputs_have_the_names_of_the_model(predict_apart) -> None:
     told = predict_apart("heads.keras", expect="heads.npz", resume_step=True)
     assert told.codes == []
     assert told.predict.detail.startswith("one 4×2, two 4×1 from the recorded input; ")
-    assert "one step of SGD moved 4 of 4 weights" in told.predict.detail
+    assert "one step of SGD changed 4 of 4 weights" in told.predict.detail
 
 
 def test_the_first_unknown_dimension_is_the_batch(predict_apart) -> None:
     told = predict_apart("dense.keras", batch_size=5)
-    assert told.predict.detail == "output 5×2 from made-up input (5×3), seed 0"
+    assert told.predict.detail == "output 5×2 from generated input (5×3), seed 0"
 
 
 @pytest.mark.parametrize("name", ["recurrent{}.keras", "sequences{}"])
@@ -58,7 +58,7 @@ def test_what_a_recurrent_kernel_does_shows_in_a_recording(predict_apart, tmp_pa
     record = tmp_path / "g.npz"
     told = predict_apart(name.format(""), record=record)
     assert told.codes == []
-    assert "3×4 from made-up input (3×16×3), seed 0" in told.predict.detail
+    assert "3×4 from generated input (3×16×3), seed 0" in told.predict.detail
     assert predict_apart(name.format(""), expect=record).codes == []
     assert predict_apart(name.format("-off"), expect=record).codes == ["outputs-changed"]
 
@@ -66,7 +66,7 @@ def test_what_a_recurrent_kernel_does_shows_in_a_recording(predict_apart, tmp_pa
 def test_images_of_any_size_are_large_enough(predict_apart) -> None:
     told = predict_apart("pooled.keras")
     assert told.codes == []
-    assert told.predict.detail == "output 3×2 from made-up input (3×16×16×2), seed 0"
+    assert told.predict.detail == "output 3×2 from generated input (3×16×16×2), seed 0"
 
 
 @pytest.mark.parametrize("model", [OWN, f"{OWN}:DuplicateKeyObject"])
@@ -114,14 +114,14 @@ def test_a_model_that_was_never_called_needs_a_shape(predict_apart) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "detail"),
     [
-        ("dense.keras", {}, "one step of Adam moved 4 of 4 weights"),
-        ("dense.keras", {"optimizer": "keras.optimizers:Adam"}, "one step of Adam moved 4 of 4 weights"),
-        ("fresh.keras", {"optimizer": "keras.optimizers:SGD"}, "one step of SGD moved 4 of 4 weights"),
-        ("old.h5", {}, "one step of Adam moved 4 of 4 weights"),
+        ("dense.keras", {}, "one step of Adam changed 4 of 4 weights"),
+        ("dense.keras", {"optimizer": "keras.optimizers:Adam"}, "one step of Adam changed 4 of 4 weights"),
+        ("fresh.keras", {"optimizer": "keras.optimizers:SGD"}, "one step of SGD changed 4 of 4 weights"),
+        ("old.h5", {}, "one step of Adam changed 4 of 4 weights"),
         (
             "dense.weights.h5",
             {"model": f"{NETS}:dense", "optimizer": "keras.optimizers:Adam"},
-            "one step of Adam moved 4 of 4 weights",
+            "one step of Adam changed 4 of 4 weights",
         ),
     ],
 )

@@ -87,7 +87,7 @@ def test_what_is_unlike_is_so_from_both_sides(a: Array, b: Array) -> None:
         ),
         (np.array(["a"]), np.array(["b"]), "1 of 1 values differ"),
         (np.array(["1"]), np.array([2]), "1 of 1 values differ"),
-        (np.ones((1, 2)), np.ones(2), "the shape is another: (1, 2) now, (2,) recorded"),
+        (np.ones((1, 2)), np.ones(2), "shape changed: (1, 2) now, (2,) recorded"),
     ],
 )
 def test_what_differs_is_told(now: Array, recorded: Array, told: str) -> None:
@@ -173,7 +173,7 @@ def test_outputs_of_another_model() -> None:
     found = recording_findings({"a": np.ones(1)}, {"b": np.ones(1)}, _USUAL)
     assert [(one.code, one.message) for one in found] == [
         ("recording-mismatch", "output 'a' is not in the recording"),
-        ("recording-mismatch", "output 'b' is recorded, and this model gives none"),
+        ("recording-mismatch", "output 'b' is recorded, but not returned by this model"),
     ]
 
 

@@ -87,9 +87,9 @@ def test_inputs_are_made_up_from_the_feeds(ask: Ask, models: Path) -> None:
     ]
 
     assert predictions == [
-        "output_0 3×2, output_1 3×2 from made-up input (x 3×4, ids 3×2), seed 0",
-        "output_0 3×4 from made-up input (3×4), seed 0",
-        "output_0 1×4 from made-up input (16×4), seed 0",  # the rows are one sequence, which is summed
+        "output_0 3×2, output_1 3×2 from generated input (x 3×4, ids 3×2), seed 0",
+        "output_0 3×4 from generated input (3×4), seed 0",
+        "output_0 1×4 from generated input (16×4), seed 0",  # the rows are one sequence, which is summed
     ]
 
 
@@ -100,7 +100,9 @@ def test_what_is_wrong_with_a_prediction_is_said(ask: Ask, models: Path) -> None
 
     assert wide.startswith("input-rejected None: the model rejects the input 2×5 float32, 2×2 int64: ")
     assert "should have dimensions = 2, shape = (-1, 4), but received fed shape [2, 5]" in wide
-    assert unknown == ("input-missing None: no input 'ids' in made-up input, seed 0 (the model takes x, ids)")
+    assert unknown == (
+        "input-missing None: no input 'ids' in generated input, seed 0 (the model takes x, ids)"
+    )
     assert "expected >= 0 and < 10" in strange
 
 
@@ -113,7 +115,7 @@ def test_a_program_without_outputs_can_not_be_run(ask: Ask, files: Path, name: s
     load, predict = ask(files / "fluid" / name)
 
     assert load == f"{PADDLE}: inference program, 4 variables"
-    assert predict == "no-output None: the program gives nothing: it has no fetch"
+    assert predict == "no-output None: the program has no outputs (no fetch)"
 
 
 def test_a_step_of_training_needs_a_layer(ask: Ask, models: Path) -> None:
@@ -148,13 +150,13 @@ def test_training_goes_on_with_the_optimizers_state(ask: Ask, models: Path, name
     load, predict = ask(models / f"{name}.pdparams", **options)
 
     assert load == f"{PADDLE}: Net, 4 keys; Adam, state of 16 slots"
-    assert predict.endswith("; one step of Adam moved 4 of 4 parameters")
+    assert predict.endswith("; one step of Adam changed 4 of 4 parameters")
 
 
 def test_an_optimizers_state_must_be_there(ask: Ask, models: Path) -> None:
     load, _ = ask(models / "alone.pdparams", model=NET, optimizer=ADAM)
 
-    message = "no .pdopt lies beside it, and the checkpoint holds no optimizer state, or several"
+    message = "no .pdopt next to it, and the checkpoint has no optimizer state, or several"
     assert load == f"optimizer-mismatch None: {message}"
 
 
@@ -167,8 +169,8 @@ def test_keys_and_shapes_must_fit(ask: Ask, models: Path, files: Path) -> None:
         "shape-mismatch first.bias: 3 in the checkpoint, 5 in the model; "
         "shape-mismatch last.weight: 3×2 in the checkpoint, 5×2 in the model"
     )
-    assert "missing-key first.weight: the model has it, the checkpoint doesn't" in another
-    assert "unexpected-key 0.weight: the checkpoint has it, the model doesn't" in another
+    assert "missing-key first.weight: in the model, but not in the checkpoint" in another
+    assert "unexpected-key 0.weight: in the checkpoint, but not in the model" in another
     assert predict == "it was not loaded"
 
 
@@ -211,11 +213,11 @@ def test_the_child_does_so_as_well(models: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("paddle/nameless.pdiparams", "there is no program that says what the tensors are for"),
-        ("paddle/fp32.lodtensor", "there is no program that says what the tensors are for"),
+        ("paddle/nameless.pdiparams", "it has tensors, but no program"),
+        ("paddle/fp32.lodtensor", "it has tensors, but no program"),
         (
             "paddle/static.pdmodel",
-            "a program that is trained doesn't say what it gives: save_inference_model does",
+            "a training program doesn't declare its outputs: save it with save_inference_model",
         ),
         (
             "paddle/protocol4.pdparams",
@@ -223,7 +225,7 @@ def test_the_child_does_so_as_well(models: Path) -> None:
         ),
         (
             "fluid/variables",
-            "these are variables without a program; only a saved inference model can be run",
+            "it has variables, but no program; only a saved inference model can be run",
         ),
     ],
 )

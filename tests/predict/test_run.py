@@ -100,7 +100,7 @@ def test_a_model_is_loaded_and_run() -> None:
     answer = ask("nothing")
 
     assert answer.load.detail == "Fake 1.0"
-    assert answer.predict.detail.startswith("output 2×3 from made-up input, seed 0")
+    assert answer.predict.detail.startswith("output 2×3 from generated input, seed 0")
     assert answer.load.findings == answer.predict.findings == ()
     assert answer.output == ()
 
@@ -111,10 +111,10 @@ def test_a_model_is_loaded_and_run() -> None:
         (
             "kill",
             "child-crashed",
-            "the process was killed by SIGKILL (the system kills so when memory runs out) while loading it",
+            "the process was killed by SIGKILL (possibly out of memory) while loading it",
         ),
         ("segfault", "child-crashed", "the process was killed by SIGSEGV while loading it"),
-        ("os-exit", "child-crashed", "the process ended by itself with status 0 while loading it"),
+        ("os-exit", "child-crashed", "the process exited with status 0 while loading it"),
         ("raise", "load-failed", "ValueError: two lines \x1b[31m?"),
     ],
 )
@@ -132,7 +132,7 @@ def test_what_a_child_dies_of_is_told(act: str, code: str, told: str) -> None:
     ("act", "code", "message"),
     [
         ("sys-exit", "load-failed", "SystemExit: 3"),
-        ("memory-error", "child-out-of-memory", "there was no memory left"),
+        ("memory-error", "child-out-of-memory", "out of memory"),
         ("raise-huge", "load-failed", "ValueError: " + "x" * 500),
         ("raise-hostile", "load-failed", "Hostile: (its text raises RuntimeError)"),
         ("raise-interrupt", "load-failed", "KeyboardInterrupt"),
@@ -201,7 +201,7 @@ def test_nonsense_is_a_finding(kind: str) -> None:
     answer = ask(f"nonsense{kind}", timeout=10)
 
     assert [one.code for one in answer.load.findings] == ["child-crashed"]
-    assert answer.load.detail == "the process gave an answer that is none while loading it"
+    assert answer.load.detail == "the process sent an invalid answer while loading it"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -232,7 +232,7 @@ def test_closed_files_are_a_crash() -> None:
 
     (finding,) = answer.load.findings
     assert finding.code == "child-crashed"
-    assert finding.message.startswith("the process ended by itself with status 1 while loading it")
+    assert finding.message.startswith("the process exited with status 1 while loading it")
 
 
 @pytest.mark.parametrize("act", ["close-stdin", "read-stdin", "threads"])

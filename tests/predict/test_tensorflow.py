@@ -12,8 +12,8 @@ from tests.support.frameworks import python_with_frameworks
 from tests.support.predictions import job_of
 
 NETS = f"{Path(__file__).parent / 'models' / 'keras_nets.py'}"
-TAKEN = "the checkpoint has it, nothing in the model takes it"
-GIVEN = "the model has it, the checkpoint doesn't"
+TAKEN = "in the checkpoint, but not used by the model"
+GIVEN = "in the model, but not in the checkpoint"
 ADAM = "keras.optimizers:Adam"
 LEGACY = "tf_keras.optimizers.legacy:Adam"
 
@@ -60,7 +60,7 @@ def test_other_ways_to_save(predict_apart, name, options) -> None:
 def test_inputs_are_made_up_as_the_signature_says(predict_apart) -> None:
     told = predict_apart("words", signature="add", batch_size=3)
     assert told.load.detail.endswith("signature add, 2 inputs, 1 output")
-    assert told.predict.detail == "sum 3×2 from made-up input (x 3, y 3×2), seed 0"
+    assert told.predict.detail == "sum 3×2 from generated input (x 3, y 3×2), seed 0"
 
 
 def test_reference_variables_are_what_they_were_saved_as(predict_apart) -> None:
@@ -86,16 +86,16 @@ def test_a_graph_that_counts_is_run_from_its_start(predict_apart, tmp_path) -> N
             "variables/ckpt-1",
             {"model": f"{NETS}:dense", "optimizer": ADAM},
             "; Adam with its state",
-            "of Adam moved 4",
+            "of Adam changed 4",
         ),
-        ("root", {"model": f"{NETS}:dense", "optimizer": ADAM}, "; Adam with its state", "of Adam moved 4"),
+        ("root", {"model": f"{NETS}:dense", "optimizer": ADAM}, "; Adam with its state", "of Adam changed 4"),
         (
             "oldvariables/ckpt",
             {"model": f"{NETS}:old", "optimizer": LEGACY},
             "; Adam with its state",
-            "of Adam moved 4",
+            "of Adam changed 4",
         ),
-        ("module/ckpt-1", {"model": f"{NETS}:Module"}, "1 variable", "of SGD moved 1"),
+        ("module/ckpt-1", {"model": f"{NETS}:Module"}, "1 variable", "of SGD changed 1"),
     ],
 )
 def test_the_optimizer_is_restored_and_makes_a_step(predict_apart, name, options, state, step) -> None:

@@ -163,7 +163,7 @@ def test_training_can_go_on(write: Write, tmp_path: Path, state: dict[str, Any],
     options = {"model": SIMPLE, "optimizer": "torch.optim:Adam", "shapes": "1,10", "resume_step": True}
     told = predict(write(tmp_path, state), **options)
     assert told.load.detail.endswith("SimpleModel, 2 keys; Adam, state of 2 parameters")
-    assert told.predict.detail.endswith("one step of Adam moved 2 of 2 parameters")
+    assert told.predict.detail.endswith("one step of Adam changed 2 of 2 parameters")
     assert [code for code in told.codes if code != "wrapper-prefix"] == []
 
 
@@ -360,7 +360,7 @@ def test_tied_weights_may_be_stored_once(tmp_path: Path, predict: Any) -> None:
     options = {"shapes": "ids=1,5:int64:0..7 mask=1,5:bool", "resume_step": True}
     told = predict(path, model=f"{NETS}:Tied", **options)
     assert told.codes == ["tied-key"]
-    assert told.predict.detail.endswith("one step of SGD moved 1 of 1 parameter")
+    assert told.predict.detail.endswith("one step of SGD changed 1 of 1 parameter")
 
 
 def test_a_batch_that_cannot_be_trained_on(tmp_path: Path, predict: Any) -> None:
@@ -512,7 +512,7 @@ def test_a_torchscript_that_asks_for_a_device(name: str, tmp_path: Path, predict
     torch.jit.script(named(f"{NETS}:{name}")()).save(tmp_path / "m.pt")
     told = predict(tmp_path / "m.pt", shapes="1,10")
     assert told.codes == ["device-missing"]
-    said = "the program asks for the device cuda:0, which PyTorch doesn't have here"
+    said = "the program needs the device cuda:0, which PyTorch doesn't have here"
     assert told.predict.detail == said
 
 
@@ -537,7 +537,7 @@ def test_an_exported_program_of_unknown_sizes(tmp_path: Path, predict: Any) -> N
     program = torch.export.export(named(f"{NETS}:Mean")(), given, dynamic_shapes=[{0: rows, 1: length}])
     program._example_inputs = None
     torch.export.save(program, tmp_path / "m.pt2")
-    assert predict(tmp_path / "m.pt2").predict.detail == "output 3×10 from made-up input (3×3×10), seed 0"
+    assert predict(tmp_path / "m.pt2").predict.detail == "output 3×10 from generated input (3×3×10), seed 0"
 
 
 def test_an_exported_program(files: Path, tmp_path: Path, predict: Any) -> None:
@@ -560,7 +560,7 @@ def test_an_exported_program_with_nested_inputs(tmp_path: Path, predict: Any) ->
     torch.export.save(program, bare)
     assert predict(bare, expect=record).codes == []
     told = predict(bare)
-    assert told.predict.detail == "y 1×2, z 2 from made-up input, seed 0"
+    assert told.predict.detail == "y 1×2, z 2 from generated input, seed 0"
     told = predict(bare, shapes="0.x=1,3 1.0=1,3 k=2:int64")
     assert told.codes == ["input-missing"] and "'1.1'" in told.predict.detail
 

@@ -50,8 +50,7 @@ def test_an_interrupted_removal_is_told_of(short: Path) -> None:
         prune_to_trash(short, 2)
         begin_removal(short, kept[-1])
         done = command(str(short))
-        begun = "an interrupted prune had begun to remove it; it is restored now"
-        assert f"{short / kept[-1]}: {begun}" in done.warnings
+        assert f"{short / kept[-1]}: interrupted prune: removal reverted" in done.warnings
 
 
 def test_a_record_that_can_not_be_synced_takes_nothing_back_to_the_trash(

@@ -70,8 +70,8 @@ def test_a_pointer_that_somebody_wrote_since_blocks_nothing(tree: Path, run) -> 
     (tree / "latest").write_text("a/other.pth\n")
     answer = run("undo", tree)
     assert answer.status == 1
-    assert "nothing restored: cur.pth: it leads elsewhere; left unchanged (and 1 more)" in answer.out
-    assert "cur.pth: it leads elsewhere; left unchanged" in answer.err
+    assert "nothing restored: cur.pth: it points elsewhere now; left unchanged (and 1 more)" in answer.out
+    assert "cur.pth: it points elsewhere now; left unchanged" in answer.err
     assert "0 checkpoints" not in answer.out
     assert undo(str(tree), recursive=False).identity == aside
     assert undo(str(tree)).identity is None
@@ -84,7 +84,7 @@ def test_what_was_changed_in_the_trash_blocks_nothing(short: Path) -> None:
     one = undo(str(short))
     assert (one.identity, one.restored) == (second, ())
     assert [problem.message for problem in one.problems] == [
-        "not restored: it has changed since it was put there"
+        "not restored: it has changed since it was moved to the trash"
     ]
     other = undo(str(short))
     assert (other.identity, [back.path for back in other.restored]) == (
@@ -106,7 +106,7 @@ def test_a_trash_elsewhere_is_taken_back(short: Path, tmp_path: Path, tool: str)
         short.rename(other)
     done = undo(str(other))
     assert done.problems == ()
-    assert ["it was copied" in one for one in done.warnings] == [True] * (tool == "cp")
+    assert ["this directory is a copy" in one for one in done.warnings] == [True] * (tool == "cp")
     assert sorted(one.path for one in done.restored) == [str(other / f"model_epoch_{n}.pth") for n in (7, 8)]
     assert content(other) == before
 
@@ -159,8 +159,8 @@ def test_a_copy_with_other_times_is_left_and_its_bytes_told(short: Path, tmp_pat
     subprocess.run(["cp", "-r", short, other], check=True)
     done = empty_trash(other)
     assert (done.removed, len(done.problems), len(done.warnings)) == ([], 2, 1)
-    assert "copied without the times" in done.warnings[0]
-    assert "copied without the times" in undo(str(other), dry_run=True).warnings[0]
+    assert "a copy without the original times" in done.warnings[0]
+    assert "a copy without the original times" in undo(str(other), dry_run=True).warnings[0]
     assert done.left_bytes == sum(path.stat().st_size for path in other.rglob("0/*"))
     assert {problem.path for problem in done.problems} == {
         str(other / f"model_epoch_{number}.pth") for number in (7, 8)

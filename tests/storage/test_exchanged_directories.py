@@ -109,9 +109,7 @@ def test_the_error_says_what_happened(way: Way, tmp_path: Path, monkeypatch: pyt
             bystander.rename(place / name)
 
     monkeypatch.setattr(os, "mkdir", exchanging)
-    with pytest.raises(
-        AccessDenied, match=r"somebody put something else in the place of \.ckpttool-"
-    ) as caught:
+    with pytest.raises(AccessDenied, match=r"another process has replaced \.ckpttool-") as caught:
         StagedOutput(place / "ckpt")
     assert caught.value.path == str(place)
     (there,) = place.iterdir()
@@ -123,7 +121,10 @@ def test_the_directory_of_a_target_may_be_moved_away(tmp_path: Path) -> None:
     place, elsewhere = tmp_path / "place", tmp_path / "elsewhere"
     place.mkdir()
     elsewhere.mkdir()
-    with pytest.raises(AccessDenied, match="moved away or exchanged"), StagedOutput(place / "ckpt") as target:
+    with (
+        pytest.raises(AccessDenied, match="moved or replaced meanwhile"),
+        StagedOutput(place / "ckpt") as target,
+    ):
         sink = target.create()
         sink.write(NEW)
         target.settle()

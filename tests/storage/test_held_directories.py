@@ -81,7 +81,7 @@ def test_a_link_that_takes_the_place_of_what_was_listed_is_not_followed(root: Pa
         put_link(root)
         assert not fs.isdir(str(root / "a"))
         assert fs.realpath(str(root / "a")) == str(root / "a")
-        with pytest.raises(AccessDenied, match="somebody put something else in the place of a since"):
+        with pytest.raises(AccessDenied, match="another process has replaced a since"):
             fs.open_source(str(root / "a" / "b" / "file"))
     assert fs.listdir(str(root / "a")) == ["b"]  # it is what it is for whoever holds nothing
 
@@ -92,7 +92,7 @@ def test_a_link_that_takes_the_place_of_a_file_is_not_followed(root: Path) -> No
         (root / "c" / "file").unlink()
         (root / "c" / "file").symlink_to(root.parent / "other" / "b" / "file")
         assert not fs.isfile(str(root / "c" / "file"))
-        with pytest.raises(AccessDenied, match="somebody put something else in the place of file since"):
+        with pytest.raises(AccessDenied, match="another process has replaced file since"):
             fs.open_source(str(root / "c" / "file"))
 
 
@@ -100,7 +100,7 @@ def test_the_directory_itself_may_be_exchanged(root: Path) -> None:
     with holding(root):
         root.rename(root.parent / "away")
         root.symlink_to(root.parent / "other")
-        with pytest.raises(Exchanged, match="in the place of root since"):
+        with pytest.raises(Exchanged, match="has replaced root since"):
             fs.listdir(str(root))
         with fs.open_source(str(root / "c" / "file")) as source:  # of the one that was named
             assert source.read(0, source.size) == b"root/c"

@@ -157,8 +157,8 @@ def prefixes_of_prefixes(number: int, asked: Asked) -> bytes:
 
 S3, S3_FILE, HUB, WEB = "s3://bucket/run", "s3://bucket/run/m.safetensors", "hf://me/m", "{web}/m.safetensors"
 ENTITIES = '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]>'
-UNREADABLE = "the store's listing can't be read"
-ELSEWHERE = "doesn't lie there"
+UNREADABLE = "the store's listing is invalid"
+ELSEWHERE = "is not in this directory"
 
 LIES: dict[str, tuple[str, Lie, str]] = {
     # S3: listings
@@ -168,7 +168,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
         lists(lambda n, _: s3_page(token=f"t{n}")),
         "more than 50 pages",
     ),
-    "a token twice": (S3, lists(s3_page("run/a.txt", token="t")), "round in circles"),
+    "a token twice": (S3, lists(s3_page("run/a.txt", token="t")), "repeats a page"),
     "an empty token": (S3, lists(s3_page("run/a.txt", token="")), UNREADABLE),
     "more names than anybody has": (
         S3,
@@ -215,7 +215,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a redirect of a listing": (
         S3,
         lists(b"", 307, Location="http://127.0.0.1:1/"),
-        "answered 307 Temporary Redirect, which is not followed",
+        "answered 307 Temporary Redirect; redirects are not followed",
     ),
     "a redirect without a place": (S3, lists(b"", 301), "answered 301 Moved Permanently"),
     "an error page of 1 MB": (S3, lists(b"x" * 1_000_000, 400), "answered 400 Bad Request"),
@@ -227,24 +227,24 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     ),
     "nothing where a listing was": (S3, lists(b"", 204), "answered 204"),
     # S3: objects
-    "a whole file for a part": (S3_FILE, objects(200, Content_Range=None), "doesn't send parts"),
-    "no range": (S3_FILE, objects(Content_Range=None), "sends another part"),
-    "another range": (S3_FILE, objects(Content_Range="bytes 5-9/100"), "sends another part"),
-    "a range that is none": (S3_FILE, objects(Content_Range="bytes x-y/z"), "sends another part"),
+    "a whole file for a part": (S3_FILE, objects(200, Content_Range=None), "can't send a part"),
+    "no range": (S3_FILE, objects(Content_Range=None), "sent another part"),
+    "another range": (S3_FILE, objects(Content_Range="bytes 5-9/100"), "sent another part"),
+    "a range that is none": (S3_FILE, objects(Content_Range="bytes x-y/z"), "sent another part"),
     "a part of another size": (
         S3_FILE,
         objects(Content_Range=f"bytes 0-{len(DATA) - 1}/1"),
         "it was replaced",
     ),
-    "too short a part": (S3_FILE, objects(body=DATA[:10]), "sends 10 bytes"),
+    "too short a part": (S3_FILE, objects(body=DATA[:10]), "sent 10 bytes"),
     "too long a part": (S3_FILE, objects(body=DATA + b"x"), "bytes or more"),
     "another version": (S3_FILE, objects(ETag='"another"'), "it was replaced"),
     "no version": (S3_FILE, objects(ETag=None), "it was replaced"),
-    "no time": (S3_FILE, objects(method="HEAD", Last_Modified=None), "states no size or time"),
+    "no time": (S3_FILE, objects(method="HEAD", Last_Modified=None), "sent no size or time"),
     "a time of nonsense": (
         S3_FILE,
         objects(method="HEAD", Last_Modified="yesterday"),
-        "states no size or time",
+        "sent no size or time",
     ),
     "no size of an object": (
         S3_FILE,
@@ -254,43 +254,43 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "a redirect of an object": (
         S3_FILE,
         objects(307, Location="http://127.0.0.1:1/"),
-        "answered 307 Temporary Redirect, which is not followed",
+        "answered 307 Temporary Redirect; redirects are not followed",
     ),
     "a redirect of a status": (S3_FILE, objects(302, method="HEAD", Location="/x"), "answered 302 Found"),
-    "an answer that breaks off": (S3_FILE, breaks_off, "the answer broke off"),
-    "an answer that takes too long": (S3_FILE, dawdles, "doesn't answer in time"),
+    "an answer that breaks off": (S3_FILE, breaks_off, "the response was cut off"),
+    "an answer that takes too long": (S3_FILE, dawdles, "no response in time"),
     "a code that is none": (S3_FILE, objects(799), "answered 799"),
     # The Hub
     "a next page, always": (HUB, hub_goes_on("{tree}?cursor={n}"), "more than 50 pages"),
-    "the same page, always": (HUB, hub_goes_on("{tree}"), "round in circles"),
-    "a next page that is not there": (HUB, hub_breaks_off, "the hub's listing breaks off"),
-    "a next page elsewhere": (HUB, hub_goes_on("http://127.0.0.1:1/"), "goes on elsewhere"),
-    "a next page of a file": (HUB, hub_goes_on("file:///etc/passwd"), "goes on elsewhere"),
-    "rows that are texts": (HUB, hub(b'["x"]'), "'x', which is no file"),
-    "rows that are lists": (HUB, hub(b"[[]]"), "which is no file"),
-    "rows that are null": (HUB, hub(b"[null]"), "which is no file"),
-    "an object for rows": (HUB, hub(b"{}"), "the hub's answer is no list"),
-    "a number for rows": (HUB, hub(b"5"), "the hub's answer is no list"),
-    "200,000 brackets": (HUB, hub(deep("[", "]")), "the hub's answer is not JSON"),
-    "200,000 objects": (HUB, hub(deep('{"a":', "}")), "the hub's answer is not JSON"),
-    "no JSON": (HUB, hub(b"hello"), "the hub's answer is not JSON"),
-    "no UTF-8": (HUB, hub(b'["\xff"]'), "the hub's answer is not JSON"),
+    "the same page, always": (HUB, hub_goes_on("{tree}"), "repeats a page"),
+    "a next page that is not there": (HUB, hub_breaks_off, "the hub's listing is cut off"),
+    "a next page elsewhere": (HUB, hub_goes_on("http://127.0.0.1:1/"), "continues at another address"),
+    "a next page of a file": (HUB, hub_goes_on("file:///etc/passwd"), "continues at another address"),
+    "rows that are texts": (HUB, hub(b'["x"]'), "'x', which is not a file"),
+    "rows that are lists": (HUB, hub(b"[[]]"), "which is not a file"),
+    "rows that are null": (HUB, hub(b"[null]"), "which is not a file"),
+    "an object for rows": (HUB, hub(b"{}"), "the hub's response is not a list"),
+    "a number for rows": (HUB, hub(b"5"), "the hub's response is not a list"),
+    "200,000 brackets": (HUB, hub(deep("[", "]")), "the hub's response is not JSON"),
+    "200,000 objects": (HUB, hub(deep('{"a":', "}")), "the hub's response is not JSON"),
+    "no JSON": (HUB, hub(b"hello"), "the hub's response is not JSON"),
+    "no UTF-8": (HUB, hub(b'["\xff"]'), "the hub's response is not JSON"),
     "9 MB of JSON": (HUB, hub(b"[" + b" " * 9_000_000 + b"]"), "more than 8,388,608 bytes"),
-    "a size of text": (HUB, hub(json.dumps([hub_row(size="5")]).encode()), "which is no file"),
-    "a size below zero": (HUB, hub(json.dumps([hub_row(size=-5)]).encode()), "which is no file"),
-    "a size without end": (HUB, hub(json.dumps([hub_row(size=10**30)]).encode()), "which is no file"),
-    "a path of a number": (HUB, hub(json.dumps([hub_row(path=5)]).encode()), "which is no file"),
+    "a size of text": (HUB, hub(json.dumps([hub_row(size="5")]).encode()), "which is not a file"),
+    "a size below zero": (HUB, hub(json.dumps([hub_row(size=-5)]).encode()), "which is not a file"),
+    "a size without end": (HUB, hub(json.dumps([hub_row(size=10**30)]).encode()), "which is not a file"),
+    "a path of a number": (HUB, hub(json.dumps([hub_row(path=5)]).encode()), "which is not a file"),
     "a path elsewhere": (HUB, hub(json.dumps([hub_row(path="../x")]).encode()), ELSEWHERE),
     "a path from the root": (HUB, hub(json.dumps([hub_row(path="/etc/x")]).encode()), ELSEWHERE),
-    "a commit that is none": (HUB, hub(b'{"sha": "../.."}', where="/revision/"), "names no commit"),
-    "a list for a commit": (HUB, hub(b"[]", where="/revision/"), "names no commit"),
-    "brackets for a commit": (HUB, hub(deep("[", "]"), where="/revision/"), "the hub's answer is not JSON"),
+    "a commit that is none": (HUB, hub(b'{"sha": "../.."}', where="/revision/"), "sent no commit"),
+    "a list for a commit": (HUB, hub(b"[]", where="/revision/"), "sent no commit"),
+    "brackets for a commit": (HUB, hub(deep("[", "]"), where="/revision/"), "the hub's response is not JSON"),
     "a redirect of the hub": (HUB, hub(b"", 302, Location="http://127.0.0.1:1/"), "answered 302 Found"),
     "a broken hub": (HUB, hub(b"", 500), "the hub answered 500"),
     "a hub that refuses": (HUB, hub(b"", 401), "the hub answered 401"),
     # Web servers
-    "a web server without parts": (WEB, objects(200, Content_Range=None), "doesn't send parts"),
-    "a web server that breaks off": (WEB, breaks_off, "the answer broke off"),
+    "a web server without parts": (WEB, objects(200, Content_Range=None), "can't send a part"),
+    "a web server that breaks off": (WEB, breaks_off, "the response was cut off"),
     "a web server that turns round": (WEB, objects(302, method="GET", Location="/m.safetensors"), "error"),
 }
 
@@ -338,7 +338,7 @@ def test_an_odd_key_is_named_and_the_others_are_verified(
     liar.misbehave = honest_listing(liar, key)
     status, out, err = run("verify", S3)
     assert (status, "m.safetensors" in out) == (2, True), (out, err)
-    assert f"the store calls it {name}, which can't be asked for" in err
+    assert f"its key {name} can't be requested" in err
     assert err.count("\n") == 1
 
 
@@ -347,7 +347,7 @@ def test_an_odd_prefix_is_named_and_not_entered(liar: WebServer, run: Run, prefi
     liar.misbehave = honest_listing(liar, prefixes=(prefix,))
     status, out, err = run("verify", S3)
     assert (status, "m.safetensors" in out) == (2, True), (out, err)
-    assert f"the store calls it {name}, which can't be asked for" in err
+    assert f"its key {name} can't be requested" in err
 
 
 @pytest.mark.parametrize(
@@ -360,14 +360,14 @@ def test_a_line_break_in_a_key_is_refused(
     remote.forget()
     status, out, err = run("verify", HUB if name == "HF_TOKEN" else S3_FILE)
     assert (status, out) == (2, "")
-    assert err == f"ckpttool: error: {name}: a line break or another control character is in it\n"
+    assert err == f"ckpttool: error: {name}: contains a line break or another control character\n"
 
 
 def test_a_line_break_in_a_url_is_refused(liar: WebServer, run: Run) -> None:
     status, _, err = run("verify", "s3://bucket/a\nb.pt")
     assert (status, err) == (
         2,
-        "ckpttool: error: s3://bucket/a\\nb.pt: a URL with control characters can't be read\n",
+        "ckpttool: error: s3://bucket/a\\nb.pt: a URL with control characters is not supported\n",
     )
 
 

@@ -289,7 +289,7 @@ def test_what_it_can_do(store: Store, bucket: Bucket) -> None:
 
 def test_versions(store: Store, bucket: Bucket) -> None:
     if isinstance(bucket, GoogleBucket):
-        with pytest.raises(OSError, match="no older versions can be listed there"):
+        with pytest.raises(OSError, match="this store can't list older versions"):
             store.older_versions()
         return
     bucket.keep_versions()
@@ -323,7 +323,7 @@ def test_names_that_no_url_can_have(bucket: Bucket, store: Store) -> None:
         with fs.open_source(urls["?c%23d"]) as source:
             assert source.read(0, source.size) == b"content"
     else:
-        with pytest.raises(OSError, match="the store calls it 'c#d', which can't be asked for"):
+        with pytest.raises(OSError, match="its key 'c#d' can't be requested"):
             remote.store_at(urls["?c%23d"])
 
 
@@ -449,9 +449,7 @@ def test_undo_from_versions_says_what_to_install(
     before = s3.keys()
     prune(url, keep_last=1)
     monkeypatch.setitem(__import__("sys").modules, "boto3", None)
-    with pytest.raises(
-        MissingPackage, match=r"older versions of objects are listed with boto3 \(pip install"
-    ):
+    with pytest.raises(MissingPackage, match=r"listing older versions of objects needs boto3 \(pip install"):
         undo(url)
     monkeypatch.undo()
     for name, value in {"AWS_ENDPOINT_URL": s3.client.meta.endpoint_url, "AWS_ALLOW_HTTP": "true"}.items():
@@ -475,7 +473,7 @@ def test_unfinished_uploads_are_named(s3: S3Bucket, run: Run, files: Path) -> No
 def test_names_that_obstore_takes_not(s3: S3Bucket) -> None:
     store = store_at(s3.url())[0]
     for name in ("a//b", "tab\tname", "c\x7f/d"):
-        with pytest.raises(OSError, match="which can't be asked for"):
+        with pytest.raises(OSError, match="can't be requested"):
             store.status(name)
     with pytest.raises(OSError, match="File name too long"):
         store.listing("x" * 1025)

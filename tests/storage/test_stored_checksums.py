@@ -117,20 +117,20 @@ def test_a_checksum_of_parts_of_unknown_sizes(kept: dict[str, str], web: WebServ
     web.files["/bucket/m?attributes"] = PARTS.format(more="false", marker="0", parts="").encode()
     assert stored("s3://bucket/m")[:2] == (
         (),
-        "S3 keeps a checksum of its parts, and doesn't tell their sizes",
+        "S3 has a checksum of its parts, but not their sizes",
     )
 
 
 def test_a_digest_of_parts_says_nothing_of_the_whole(kept: dict[str, str], web: WebServer) -> None:
     kept.update({"x-amz-checksum-sha256": f"{'A' * 43}=-2", "x-amz-checksum-type": "COMPOSITE"})
     web.files["/bucket/m?attributes"] = PARTS.format(more="false", marker="0", parts="").encode()
-    assert stored("s3://bucket/m")[:2] == ((), "S3 keeps a SHA-256 of its parts, not of the whole")
+    assert stored("s3://bucket/m")[:2] == ((), "S3 has a SHA-256 of its parts, not of the whole")
 
 
 def test_no_checksum(kept: dict[str, str]) -> None:
-    assert stored("s3://bucket/m")[:2] == ((), "S3 keeps no checksum of it")
+    assert stored("s3://bucket/m")[:2] == ((), "S3 has no checksum of it")
     kept["x-amz-checksum-crc32c"] = "not base64"
-    assert stored("s3://bucket/m")[:2] == ((), "S3 states a checksum that can't be read")
+    assert stored("s3://bucket/m")[:2] == ((), "S3 sent an invalid checksum")
 
 
 def test_without_permission(kept: dict[str, str], web: WebServer) -> None:
@@ -142,7 +142,7 @@ def test_without_permission(kept: dict[str, str], web: WebServer) -> None:
             answer.status = 403
 
     web.misbehave = refuse
-    assert stored("s3://bucket/m")[:2] == ((), "S3 answered 403 when it was asked for its checksum")
+    assert stored("s3://bucket/m")[:2] == ((), "S3 answered 403 when asked for its checksum")
 
 
 def test_without_boto3(s3: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,11 +195,11 @@ def test_google_keeps_crc32c(google: WebServer) -> None:
 @pytest.mark.parametrize(
     ("headers", "reason"),
     [
-        ({}, "the store keeps no checksum of it"),
-        ({"x-goog-hash": "crc32c=?"}, "the store states a checksum that can't be read"),
+        ({}, "the store has no checksum of it"),
+        ({"x-goog-hash": "crc32c=?"}, "the store sent an invalid checksum"),
         (
             {"x-goog-hash": f"crc32c={CRC32C}", "x-goog-stored-content-encoding": "gzip"},
-            "the store keeps a checksum of its compressed bytes",
+            "the store has a checksum of its compressed bytes",
         ),
     ],
 )
@@ -214,7 +214,7 @@ def test_google_refuses_to_answer(google: WebServer) -> None:
             answer.status = 403
 
     google.misbehave = refuse
-    assert stored("gs://bucket/m")[:2] == ((), "the store answered 403 when it was asked for its checksum")
+    assert stored("gs://bucket/m")[:2] == ((), "the store answered 403 when asked for its checksum")
 
 
 def test_a_question_to_google_is_signed(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_a_question_to_google_is_signed(web: WebServer, monkeypatch: pytest.Monk
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
     store, name = remote.store_at("gs://bucket/a/m")
     found = store.checksums(name, stores.ObjectStatus(9, 0, ""))
-    assert found[:2] == ((), "the store answered 404 when it was asked for its checksum")
+    assert found[:2] == ((), "the store answered 404 when asked for its checksum")
     (asked,) = web.requests
     path, _, query = asked.path.partition("?")
     assert (asked.method, path) == ("HEAD", "/bucket/a/m")
@@ -250,9 +250,9 @@ def test_the_hub_states_digests(web: WebServer, monkeypatch: pytest.MonkeyPatch)
     web.files[f"/api/models/me/sums/tree/{'0' * 40}"] = json.dumps(rows).encode()
     assert stored("hf://me/sums/m").checksums == (Checksum("sha256", "2" * 64),)
     assert stored("hf://me/sums/n").checksums == (Checksum("git-sha1", "3" * 40),)
-    assert stored("hf://me/sums/o")[:2] == ((), "the hub states no checksum of it")
+    assert stored("hf://me/sums/o")[:2] == ((), "the hub has no checksum of it")
 
 
 def test_web_servers_tell_none(web: WebServer) -> None:
     web.files["/m"] = DATA
-    assert stored(f"{web.url}/m")[:2] == ((), "this store tells no checksums")
+    assert stored(f"{web.url}/m")[:2] == ((), "this store has no checksums")

@@ -268,9 +268,9 @@ def refuse(status: int, first: int) -> Callable[[int, Asked, Answer], None]:
 @pytest.mark.parametrize(
     "misbehave, message",
     [
-        (ignore_ranges, r"bytes 0\.\.\d+: the server doesn't send parts of it"),
+        (ignore_ranges, r"bytes 0\.\.\d+: the server can't send a part of it"),
         (lie_about_length, "it was replaced while it was read"),
-        (break_off, r"bytes 0\.\.\d+: the answer broke off"),
+        (break_off, r"bytes 0\.\.\d+: the response was cut off"),
         (change, "it was replaced while it was read"),
         (refuse(403, 1), r"bytes 0\.\.\d+: the store answered 403 Forbidden"),
         (refuse(404, 1), "no such file or directory"),
@@ -385,7 +385,7 @@ def test_keys_of_a_profile(s3: S3Bucket, tmp_path: Path, monkeypatch: pytest.Mon
     assert verify(s3.url("m.pth")).is_valid
     (tmp_path / "config").write_text("no section")
     remote.forget()
-    with pytest.raises(UsageError, match="config can't be read"):
+    with pytest.raises(UsageError, match="config: invalid AWS configuration"):
         verify(s3.url("m.pth"))
 
 

@@ -182,7 +182,7 @@ def test_where_nobody_knows_what_the_first_directory_has_committed_recovery_deci
     def refused(stage: Stage, numbers: list[int]) -> None:
         if is_written:
             commit(stage, numbers)
-        raise UnknownCommit(stage.path, "input/output error; the next command recovers")
+        raise UnknownCommit(stage.path, "input/output error; the next command recovers it")
 
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -87,8 +87,8 @@ def test_a_renaming_in_a_copy(run: Path, tool: str, step: str, count: int) -> No
     assert is_whole(other, 1) and is_whole(other, 2)
     assert list(done.failed) == [str(other / "ckpt-1"), str(other / "ckpt-2")]
     for why in done.failed.values():
-        assert "the directory was copied while a command was at work" in why
-        assert why.endswith(f"; keep what you need, and remove {left}")
+        assert "the directory was copied while a command was running" in why
+        assert why.endswith(f"; keep the files you need, and remove {left}")
     shutil.rmtree(left)  # as the message says
     assert not recover(other).failed
     recover(run)

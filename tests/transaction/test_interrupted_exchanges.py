@@ -207,6 +207,6 @@ def test_in_a_copy_it_is_refused(tmp_path: Path, step: str) -> None:
     kill_before(step, lambda: apply(str(run), listed), 3 if step == "do" else 1)
     shutil.copytree(run, tmp_path / "copy")
     (why,) = recover(tmp_path / "copy").failed.values()
-    assert "the directory was copied while a command was at work" in why
+    assert "the directory was copied while a command was running" in why
     whole_in(tmp_path / "copy")
     assert settled(run, can_undo=True) is OLD

@@ -207,7 +207,7 @@ def test_another_file_system_is_told(run_of: Path, monkeypatch: pytest.MonkeyPat
     planned = renaming(run_of, {"a.pt": "c.pt"})
     monkeypatch.setattr(os, "link", refuse)
     done = make_moves(run_of, planned)
-    assert list(done.failed.values()) == ["its new place is on another file system"]
+    assert list(done.failed.values()) == ["its new location is on another file system"]
     assert (run_of / "a.pt").exists()
 
 
@@ -340,7 +340,7 @@ def test_what_is_neither_here_nor_there_is_told_and_kept(run_of: Path) -> None:
     (run_of / "a.pt").write_text("another")
     settled = recover(run_of)
     told = settled.failed[str(run_of / "a.pt")]
-    assert "can be neither completed nor reverted: not put back: another file now has this name" in told
+    assert "can't be completed or reverted: not restored: another file now has this name" in told
     assert (stage / "journal.json").exists()
     assert (texts(run_of)["a.pt"], texts(run_of)["c.pt"]) == ("another", "a.pt")
 
@@ -351,7 +351,7 @@ def test_a_journal_that_leads_out_is_refused(run_of: Path) -> None:
     told["operations"][0][3] = "directory/../c.pt"
     (stage / "journal.json").write_text(json.dumps(told))
     before = texts(run_of)
-    with pytest.raises(DamagedCheckpoint, match="leads out of the directory"):
+    with pytest.raises(DamagedCheckpoint, match="points outside the directory"):
         recover(run_of)
     assert texts(run_of) == before
 
@@ -359,7 +359,7 @@ def test_a_journal_that_leads_out_is_refused(run_of: Path) -> None:
 def test_a_trash_that_is_a_symlink_is_not_followed(run_of: Path, tmp_path_factory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (run_of / ".ckpttool-trash").symlink_to(elsewhere)
-    with pytest.raises(AccessDenied, match="is a symlink; it is left as it is"):
+    with pytest.raises(AccessDenied, match="is a symlink; left unchanged"):
         put_in_trash(run_of, removal_of(run_of, "a.pt"))
     assert not stages_of(run_of)
     assert (run_of / "a.pt").read_text() == "a.pt"

@@ -91,10 +91,7 @@ def test_one_whose_place_is_taken_stays_in_the_stage(run: Path) -> None:
     stage = stage_of(run, removal_of(run, "model_1.pt"), removal_of(run, "set.index", "set.data"))
     set_aside(run, stage, "model_1.pt", "set.index", "set.data")
     (run / "model_1.pt").write_text("another")
-    told = (
-        f"not put back: another file now has this name; it is in {stage / '0'}, "
-        "to be moved or removed by hand"
-    )
+    told = f"not restored: another file now has this name; it is in {stage / '0'}: move or remove it by hand"
     assert outcome(run, stage) == ([], ["set.index"], {"model_1.pt": told})
     assert file_bytes(stage)["0/model_1.pt"] == b"model_1.pt"
 
@@ -303,7 +300,7 @@ def test_done_that_can_not_be_withdrawn_is_left_to_recovery(
     with monkeypatch.context() as patch:
         patch.setattr(operations.Stage, "_write_done", write_done)
         patch.setattr(os, "unlink", refuse)
-        with pytest.raises(AccessDenied, match="input/output error; the next command recovers"):
+        with pytest.raises(AccessDenied, match="input/output error; the next command recovers it"):
             remove(managed, removal_of(managed, "ckpt"))
     assert sorted(os.listdir(stages_of(managed)[0] / "0")) == ["ckpt"]
     assert [os.path.basename(path) for path in recover(managed).finished] == ["ckpt"]
@@ -366,7 +363,7 @@ def test_a_state_file_behind_a_link_stops_it(managed: Path, trash: bool) -> None
     (managed / "checkpoint").symlink_to(managed.parent / "there")
     before = file_bytes(managed)
     removal = removal_of(managed, "ckpt-1.index", "ckpt-1.data-00000-of-00001", path="ckpt-1")
-    with pytest.raises(AccessDenied, match="is a symlink, and names a checkpoint that is to go"):
+    with pytest.raises(AccessDenied, match="is a symlink, and lists a checkpoint to be removed"):
         put_in_trash(managed, removal) if trash else remove(managed, removal)
     assert file_bytes(managed) == before
     assert (put_in_trash if trash else remove)(managed, removal_of(managed, "model_1.pt")).failed == {}
@@ -425,7 +422,7 @@ def test_a_commit_that_can_not_be_taken_back_is_told(managed: Path, monkeypatch:
         parts = ("ckpt-1.index", "ckpt-1.data-00000-of-00001")
         done = remove(managed, removal_of(managed, *parts, path="ckpt-1"), removal_of(managed, "model_1.pt"))
     assert [os.path.basename(path) for path in done.done] == ["model_1.pt"]
-    assert done.failed["ckpt-1"] == "operation not permitted; the next command recovers"
+    assert done.failed["ckpt-1"] == "operation not permitted; the next command recovers it"
     assert [os.path.basename(path) for path in recover(managed).finished] == ["ckpt-1"]
 
 

@@ -92,7 +92,7 @@ BAD = {
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
 def test_what_can_not_be_understood(tmp_path: Path, text: str) -> None:
     (tmp_path / JOURNAL).write_text(text)
-    with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours"):
+    with pytest.raises(DamagedCheckpoint, match="not a journal of ckpttool"):
         read_journal(str(tmp_path), str(tmp_path))
 
 

@@ -87,7 +87,7 @@ def test_no_pointer_is_written_behind_a_symlink(run: Path, outside: Path, pointe
     assert (run / "model_1.pt").exists()
     assert not (run / "model_9.pt").exists()
     outcome = make_moves(run, model_9(run, **pointer))
-    assert "lies behind a symlink" in outcome.failed["model_1.pt"]
+    assert "is behind a symlink" in outcome.failed["model_1.pt"]
     assert (seen(outside), os.readlink(outside / "link")) == before
 
 
@@ -156,7 +156,7 @@ def test_a_symlinked_trash_is_not_followed(
         return {str(path): path.read_bytes() for path in elsewhere.rglob("*") if path.is_file()}
 
     before = seen(run), everything()
-    with pytest.raises(AccessDenied, match="is a symlink; it is left as it is"):
+    with pytest.raises(AccessDenied, match="is a symlink; left unchanged"):
         step(run)
     assert (seen(run), everything()) == before
 
@@ -194,7 +194,7 @@ def test_a_journal_of_another_user_is_not_obeyed(run: Path, monkeypatch: pytest.
     (stage / "0").mkdir()
     (stage / "0" / "model_2.pt").hardlink_to(run / "model_2.pt")
     belongs_to_a_stranger(monkeypatch, stage)
-    with pytest.raises(AccessDenied, match=f"belongs to another user, number {STRANGER}"):
+    with pytest.raises(AccessDenied, match=f"belongs to another user, uid {STRANGER}"):
         recover(run)
     assert hidden_names(run) == frozenset()
     assert seen(run) == before
@@ -207,7 +207,7 @@ def test_a_journal_of_another_user_is_told_to_wait(run: Path, monkeypatch: pytes
     belongs_to_a_stranger(monkeypatch, stage)
     assert (journals_of(run), other_owner_of(path)) == (
         [path],
-        f"number {STRANGER}",
+        f"uid {STRANGER}",
     )
     real = os.lstat
 
@@ -233,7 +233,7 @@ def test_whose_trash_is_in_the_way_is_told(run: Path, monkeypatch: pytest.Monkey
         lambda: empty_trash(run),
     ):
         with pytest.raises(
-            AccessDenied, match=f"another user, number {STRANGER}; .* its owner can take back"
+            AccessDenied, match=f"another user, uid {STRANGER}; .* its owner undoes or empties it"
         ):
             act()
     assert seen(run) == before
@@ -281,7 +281,7 @@ def test_what_others_could_have_written(run: Path, around: int, stage: int, is_b
     if is_believed:
         recover(run)
     else:
-        with pytest.raises(AccessDenied, match="others may have written in it"):
+        with pytest.raises(AccessDenied, match="others may have written to it"):
             recover(run)
     assert (run / "model_1.pt").exists() is not is_believed
 
@@ -303,7 +303,7 @@ def test_a_record_that_is_none_stops_a_renaming_before_it_begins(run: Path) -> N
     record = run / ".ckpttool-trash" / IDENTITY / "record.json"
     record.parent.mkdir(parents=True)
     record.write_text("[]")
-    with pytest.raises(DamagedCheckpoint, match="a record that isn't one of ours"):
+    with pytest.raises(DamagedCheckpoint, match="not a record of ckpttool"):
         make_moves(run, model_9(run))
     assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
 
@@ -325,10 +325,10 @@ def a_huge_file(path: Path) -> None:
 
 
 STRANGE = [
-    (a_fifo, "no regular file"),
+    (a_fifo, "not a regular file"),
     (a_symlink, "a symlink"),
     (a_huge_file, "bytes"),
-    (Path.mkdir, "no regular file"),
+    (Path.mkdir, "not a regular file"),
 ]
 
 
@@ -388,7 +388,7 @@ HOSTILE: dict[str, dict[str, object]] = {
 @pytest.mark.parametrize("values", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_journal_is_told_in_plain_words(run: Path, values: dict[str, object]) -> None:
     plant_journal(run, changed(run, **values))
-    with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours") as raised:
+    with pytest.raises(DamagedCheckpoint, match="not a journal of ckpttool") as raised:
         recover(run)
     assert not {"NoneType", "codec", "subscriptable", "index out"} & set(str(raised.value).split())
     assert sorted(seen(run)) == ["model_1.pt", "model_2.pt"]
@@ -398,7 +398,7 @@ def test_a_removal_without_members(run: Path) -> None:
     told = json.loads(journal_of(run, removal_of(run, "model_2.pt")))
     told["groups"][0]["files"], told["operations"] = [], []
     plant_journal(run, json.dumps(told).encode())
-    with pytest.raises(DamagedCheckpoint, match="a journal that isn't one of ours"):
+    with pytest.raises(DamagedCheckpoint, match="not a journal of ckpttool"):
         recover(run)
 
 

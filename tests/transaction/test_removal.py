@@ -627,7 +627,7 @@ def test_a_lock_that_another_user_holds(series: Path, monkeypatch: pytest.Monkey
 def test_a_lock_that_can_not_be_opened_is_named(series: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (series / LOCK).write_text("")
     _unwritable(monkeypatch, series / LOCK, readable=False)
-    told = r"the lock .ckpttool.lock is of another user, \w+, .*remove it .*nothing was removed"
+    told = r"the lock .ckpttool.lock belongs to another user, \w+, .*remove it .*nothing was removed"
     with pytest.raises(AccessDenied, match=told):
         _prune(series)
     assert len(_digests(series)) == 10
@@ -715,7 +715,7 @@ def test_a_journal_that_leads_out_is_refused(series: Path) -> None:
     document["operations"][0][2] = "directory/../victim"
     (stage / JOURNAL).write_text(json.dumps(document))
     before = _digests(series.parent)
-    with pytest.raises(DamagedCheckpoint, match="leads out of the directory"):
+    with pytest.raises(DamagedCheckpoint, match="points outside the directory"):
         _prune(series)
     assert len(list_checkpoints(series).journals) == 1
     assert _digests(series.parent) == before

@@ -324,7 +324,7 @@ class Planted:
         before = state(self.place.parent)
         with StagedOutput(self.place / "other") as target:
             (warning,) = target.warnings
-        assert warning.startswith(f"{self.area} is left as it is: ")
+        assert warning.startswith(f"{self.area} is left unchanged: ")
         assert why in warning
         assert state(self.place.parent) == before
 
@@ -353,14 +353,14 @@ def test_where_nothing_new_was_planned_the_old_is_put_back(planted: Planted) -> 
 
 def test_what_an_archive_brought_is_left(planted: Planted) -> None:
     (planted.area / "owner").unlink()
-    planted.is_left("it doesn't say where it was made")
+    planted.is_left("its host is not recorded")
 
 
 def test_a_copy_is_left(planted: Planted) -> None:
     shutil.copytree(planted.area, planted.area.with_name("copy"))
     planted.area.rename(planted.place.parent / "away")
     planted.area.with_name("copy").rename(planted.area)
-    planted.is_left("it is a copy, or comes out of an archive")
+    planted.is_left("it is a copy, or was extracted from an archive")
 
 
 def test_a_link_in_the_place_of_what_was_set_aside_is_not_followed(planted: Planted) -> None:
@@ -369,13 +369,13 @@ def test_a_link_in_the_place_of_what_was_set_aside_is_not_followed(planted: Plan
     (secret / "id_rsa").write_bytes(b"untouched")
     shutil.rmtree(planted.area / "replaced")
     (planted.area / "replaced").symlink_to(secret)
-    planted.is_left("replaced is no directory")
+    planted.is_left("replaced is not a directory")
 
 
 @pytest.mark.parametrize("name", ["content", "replaced"])
 def test_what_is_not_there_undoes_nothing(name: str, planted: Planted) -> None:
     shutil.rmtree(planted.area / name)
-    planted.is_left(f"{name} is no directory")
+    planted.is_left(f"{name} is not a directory")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../outside", "a/b", "a\0b", "/etc", "\u0107", "\ud800"])
@@ -386,7 +386,7 @@ def test_what_is_no_name_is_not_moved(name: str, kind: str, planted: Planted) ->
     plan = json.loads((planted.area / "moving").read_text())
     plan[kind][name] = [inode.st_ino, inode.st_mtime_ns] if kind == "new" else inode.st_ino
     planted.plan(**plan)
-    planted.is_left("a plan that isn't one of ours")
+    planted.is_left("not a plan of ckpttool")
 
 
 @pytest.mark.parametrize(
@@ -422,48 +422,46 @@ def test_what_is_no_file_is_not_read(name: str, kind: str, planted: Planted) -> 
     before = sorted(os.listdir(planted.area))
     (warning,) = clear(str(planted.place))
     words = {"link": ("a symlink", "too many levels"), "large": ("1,073,741,824 bytes", "is no file of")}
-    assert any(one in warning for one in words.get(kind, ("no regular file", "is no file of ckpttool's")))
+    assert any(one in warning for one in words.get(kind, ("not a regular file", "is no file of ckpttool's")))
     assert sorted(os.listdir(planted.area)) == before
     assert (planted.area / "replaced" / "ckpt.a").read_bytes() == b"old a"
 
 
 def test_what_was_not_set_aside_is_not_moved(planted: Planted) -> None:
     (planted.area / "replaced" / "more").write_bytes(b"untouched")
-    planted.is_left("more: it is not what was set aside")
+    planted.is_left("more: not the file that was set aside")
 
 
 def test_what_was_set_aside_must_be_what_lies_there(planted: Planted) -> None:
     path = planted.area / "replaced" / "ckpt.a"
     path.with_name("another").write_bytes(b"another's")
     path.with_name("another").rename(path)
-    planted.is_left("ckpt.a: it is not what was set aside")
+    planted.is_left("ckpt.a: not the file that was set aside")
 
 
 def test_the_new_is_left_when_it_was_written_to_meanwhile(planted: Planted) -> None:
     with (planted.place / "ckpt.a").open("ab") as file:
         file.write(b", and more")
     os.utime(planted.place / "ckpt.a", ns=(1, 1))
-    planted.is_left(
-        f"ckpt.a: it has come to stand there, or was changed; the old is in {planted.area}/replaced"
-    )
+    planted.is_left(f"ckpt.a: created or changed meanwhile; the old version is in {planted.area}/replaced")
 
 
 def test_what_is_another_users_is_left(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     own = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: own + 1)
-    planted.is_left("it is another user's")
+    planted.is_left("it belongs to another user")
 
 
 def test_what_others_could_write_in_is_left(planted: Planted) -> None:
     planted.area.chmod(0o777)
-    planted.is_left("others may have written in it")
+    planted.is_left("others may have written to it")
 
 
 def test_what_another_host_made_is_left(planted: Planted) -> None:
     owner = json.loads((planted.area / "owner").read_text())
     for boot in ("", "another"):
         (planted.area / "owner").write_text(json.dumps({**owner, "host": "elsewhere", "boot": boot}))
-        planted.is_left("it was made on the host 'elsewhere', where somebody may work in it")
+        planted.is_left("it was made on the host 'elsewhere', where a command may still use it")
 
 
 @pytest.mark.parametrize("same", ["host", "boot"])
@@ -493,7 +491,9 @@ def test_who_holds_a_directory_is_not_waited_for_for_ever(
     descriptor = os.open(planted.place, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     with StagedOutput(planted.place / "other") as target:
-        assert target.warnings == (f"{planted.place} is locked: what kills left there is not looked for",)
+        assert target.warnings == (
+            f"{planted.place} is locked: leftovers of killed commands are not cleared",
+        )
         target.create().write(b"whole")
         target.settle()
         target.commit()
@@ -755,11 +755,11 @@ def test_what_can_not_be_put_back_is_kept(place: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(os, "rename", refused)
         monkeypatch.setattr(os, "link", refused)
         aside = target._area.join("replaced") if target._area else ""
-        with pytest.raises(AccessDenied, match="not put back: input/output error") as caught:
+        with pytest.raises(AccessDenied, match="not restored: input/output error") as caught:
             target.commit()
     monkeypatch.undo()
     assert not (place / "ckpt").exists()
-    assert str(caught.value).endswith(f"; it is in {aside}, to be moved or removed by hand")
+    assert str(caught.value).endswith(f"; it is in {aside}: move or remove it by hand")
     assert Path(aside, "ckpt").read_bytes() == b"old"
     clear(str(place))
     assert (place / "ckpt").read_bytes() == b"old"
@@ -838,7 +838,7 @@ def test_the_second_to_commit_is_refused(place: Path, shape: Any) -> None:
             target.settle()
         one.commit()
         before = state(place / "..")
-        with pytest.raises(UsageError, match="has come to exist meanwhile"):
+        with pytest.raises(UsageError, match="was created meanwhile"):
             two.commit()
     assert {told[1] for told in state(place).values()} <= {b"0", b""}
     assert litter(place) == []

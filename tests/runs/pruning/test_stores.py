@@ -167,7 +167,7 @@ def test_nothing_but_undo_looks_into_the_trash(in_store: MemoryBucket, run: Run)
 
 def test_it_says_where_there_is_no_way_back(in_store: MemoryBucket, run: Run) -> None:
     url = in_store.url("runs")
-    text = "ckpttool: warning: undo can't restore what is removed from this store (--trash keeps copies)\n"
+    text = "ckpttool: warning: removals from this store can't be undone (--trash keeps copies)\n"
     assert run("prune", url, "--keep", "3", "--dry-run").err == text
     assert run("prune", url, "--keep", "3", "--dry-run", "--trash").err == ""
     in_store.keep_versions()
@@ -187,7 +187,10 @@ def test_a_web_server_is_not_changed(run: Run, tmp_path: Path) -> None:
     from ckpttool.core.errors import AccessDenied
     from ckpttool.transaction.lock import lock_directory
 
-    with pytest.raises(AccessDenied, match="changes nothing in such a store"), lock_directory("https://a/b"):
+    with (
+        pytest.raises(AccessDenied, match="can't change files in this kind of store"),
+        lock_directory("https://a/b"),
+    ):
         pass
 
 
@@ -386,7 +389,9 @@ def test_a_prune_that_was_taken_for_killed_removes_nothing(in_store: MemoryBucke
             prune(url, keep_last=100)
 
     in_store.after = another
-    with pytest.raises(CheckpointError, match="recovered this prune as interrupted; nothing was removed"):
+    with pytest.raises(
+        CheckpointError, match="took this prune for interrupted, and reverted it; nothing was removed"
+    ):
         prune(url, keep_last=3, trash=True)
     assert sorted(in_store.keys("runs/")) == [f"runs/model_epoch_{n}.pth" for n in (1, 10, *range(2, 10))]
 
@@ -483,7 +488,7 @@ def test_a_journal_leads_nowhere_else(
     before = objects(in_store, own=True)
     done = run("prune", in_store.url("runs"), "--keep", "1", "--yes")
     assert done.status == 2
-    assert "a journal that isn't one of ours" in done.err
+    assert "not a journal of ckpttool" in done.err
     assert objects(in_store, own=True) == before
 
 
@@ -538,7 +543,9 @@ def test_a_copy_that_can_not_be_dropped_is_told(bucket: MemoryBucket, run: Run, 
     bucket.refuse("remove .*/0/set-1-00002", 403)
     done = run("undo", url)
     assert done.status == 2
-    assert done.err.endswith("the store answered 403 Forbidden (AccessDenied); the next command recovers\n")
+    assert done.err.endswith(
+        "the store answered 403 Forbidden (AccessDenied); the next command recovers it\n"
+    )
     bucket.obey()
     run("undo", url)
     assert objects(bucket, own=True) == before
@@ -647,7 +654,7 @@ def test_a_part_that_could_not_be_removed_goes_with_the_next_prune(
     url = bucket.url("team/runs")
     done = run("prune", url, *KEEP, "--yes")
     assert done.status == 1
-    assert "only a part of it was removed: the store answered 503" in done.err
+    assert "only partly removed: the store answered 503" in done.err
     assert not any("set-1" in path for path, _ in listed(run, url))
     bucket.obey()
     assert run("prune", url, *KEEP, "--yes").status == 0

@@ -275,7 +275,7 @@ def test_what_has_changed_in_it_is_left_whole(sharded: Path) -> None:
     before = file_bytes(place)
     emptied = empty_trash(sharded)
     assert (emptied.removed, len(emptied.problems)) == ([], 1)
-    assert "has changed since it was put there" in emptied.problems[0].message
+    assert "has changed since it was moved to the trash" in emptied.problems[0].message
     assert file_bytes(place) == before
 
 
@@ -285,7 +285,7 @@ def test_a_record_that_can_not_be_understood_keeps_all(short: Path) -> None:
     record.write_text(record.read_text().replace("0/model_epoch_7.pth", "0/../../model_epoch_10.pth"))
     before = file_bytes(short)
     emptied = empty_trash(short)
-    assert "a record that isn't one of ours" in emptied.problems[0].message
+    assert "not a record of ckpttool" in emptied.problems[0].message
     assert file_bytes(short) == before
 
 

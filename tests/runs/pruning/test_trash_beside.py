@@ -30,8 +30,8 @@ def test_a_root_that_got_another_name_has_its_trash(root: Path) -> None:
     kept = file_bytes(root)
     for done in (undo(str(root)), empty_trash(root)):
         (problem,) = done.problems
-        assert "belongs to a directory that was" in problem.message
-        assert f"that is {old} now" in problem.message
+        assert "belongs to a directory that was named" in problem.message
+        assert f"and is {old} now" in problem.message
     assert (file_bytes(root), undo(str(root)).restored) == (kept, ())
     planned = undo(str(old), dry_run=True)
     assert os.listdir(root.parent / f"{TRASH}@run")
@@ -50,7 +50,7 @@ def test_a_trash_whose_root_is_gone_is_nobody_elses(root: Path) -> None:
     other.rename(root)
     kept = file_bytes(root.parent)
     (problem,) = undo(str(root)).problems
-    assert "by hand" in problem.message
+    assert "move the files you need" in problem.message
     assert not empty_trash(root).removed
     assert file_bytes(root.parent) == kept
 
