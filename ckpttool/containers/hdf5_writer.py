@@ -18,7 +18,7 @@ from isal import isal_zlib
 
 from ckpttool.core.dtypes import BY_NAME, DType
 from ckpttool.core.tensor import Tensor
-from ckpttool.storage.sink import Sink, Written
+from ckpttool.storage.sink import Sink, WrittenTensor
 
 Parts = tuple[str, ...]
 Attribute = None | bool | int | float | str | Sequence[Any]
@@ -178,9 +178,9 @@ class FileStructure:
             else:
                 sink.write(piece)
 
-    def stream_with_crc(self, sink: Sink) -> Written:
+    def stream_with_crc(self, sink: Sink) -> WrittenTensor:
         """Append the file to a sink; return its range with its CRC-32."""
-        parts: list[tuple[int, int] | Written] = []
+        parts: list[tuple[int, int] | WrittenTensor] = []
         offset = sink.offset
         for piece in self.pieces():
             if isinstance(piece, Tensor):
@@ -191,12 +191,12 @@ class FileStructure:
         return _WrittenPieces(offset, self.size, parts)
 
 
-class _WrittenPieces(Written):
+class _WrittenPieces(WrittenTensor):
     """Range of consecutive pieces: tensors that are being copied, or checksum and size of bytes."""
 
     __slots__ = ("_nbytes", "_parts")
 
-    def __init__(self, offset: int, nbytes: int, parts: Sequence[tuple[int, int] | Written]) -> None:
+    def __init__(self, offset: int, nbytes: int, parts: Sequence[tuple[int, int] | WrittenTensor]) -> None:
         self.offset, self._nbytes = offset, nbytes
         self._parts = parts
 
@@ -209,7 +209,7 @@ class _WrittenPieces(Written):
         # CRC-32 of the whole from those of its parts and their sizes; nothing is read again.
         total = 0
         for part in self._parts:
-            crc, nbytes = (part.checksum, part.nbytes) if isinstance(part, Written) else part
+            crc, nbytes = (part.checksum, part.nbytes) if isinstance(part, WrittenTensor) else part
             total = isal_zlib.crc32_combine(total, crc, nbytes)
         return total
 

@@ -28,7 +28,7 @@ from ckpttool.containers.zip_reader import (
     ZIP64_EXTRA,
 )
 from ckpttool.core.tensor import Tensor
-from ckpttool.storage.sink import Sink, Written
+from ckpttool.storage.sink import Sink, WrittenTensor
 
 ALIGNMENT = 64
 """Alignment in bytes of each record's content in PyTorch's zips."""
@@ -52,7 +52,7 @@ _END_MAGIC, _END64_MAGIC, _LOCATOR64_MAGIC = b"PK\x05\x06", b"PK\x06\x06", b"PK\
 _SUMMED_AT_ONCE = 1 << 16
 """Size up to which ``Sink.put`` returns the checksum of a tensor at once; larger ones are copied later."""
 
-_Sum = int | Written
+_Sum = int | WrittenTensor
 Piece = bytes | memoryview
 
 
@@ -115,7 +115,7 @@ class ZipWriter(ABC):
         known = written.checksum if tensor.nbytes <= _SUMMED_AT_ONCE else written
         self._end_record(_WrittenRecord(raw, header, size, known))
 
-    def assemble(self, name: str, size: int, write: Callable[[Sink], Written]) -> None:
+    def assemble(self, name: str, size: int, write: Callable[[Sink], WrittenTensor]) -> None:
         """Append a record whose ``size`` bytes ``write`` appends to the sink; its result has their CRC-32."""
         raw, header = name.encode(), self._offset
         self._sink.write(self._local(raw, header, size))
@@ -125,7 +125,7 @@ class ZipWriter(ABC):
         """Write the directory and the end of the zip."""
         start = self._offset
         for record in self._records:
-            if isinstance(record.sum, Written):
+            if isinstance(record.sum, WrittenTensor):
                 self._late_sums.append((self._offset + _CHECKSUM_IN_CENTRAL, record.sum))
             self._sink.write(self._entry(record))
         self._sink.write(self._end_of_zip(len(self._records), start, self._offset - start))
@@ -189,7 +189,7 @@ class TorchZip(ZipWriter):
         self._records.append(record)
         if not record.size:
             return
-        if isinstance(record.sum, Written):
+        if isinstance(record.sum, WrittenTensor):
             self._late_sums.append((self._offset + _CHECKSUM_IN_DESCRIPTOR, record.sum))
         is_wide = max(record.size, record.header) >= SATURATED32
         layout = "<4sI2Q" if is_wide else "<4sI2I"

@@ -31,7 +31,7 @@ from ckpttool.runs.trackers import (
     run_to_record_in,
 )
 from ckpttool.storage import fs
-from ckpttool.storage.answers import paged
+from ckpttool.storage.http_requests import paged
 
 PREFIX = "mlflow:"
 DATABASE, DIRECTORY = "mlflow.db", "mlruns"

@@ -64,7 +64,7 @@ from ckpttool.ops.verdict import (
     safety_of,
 )
 from ckpttool.storage import fs
-from ckpttool.storage.scan import Scanned, count_specials, scan
+from ckpttool.storage.scan import ScannedSpan, count_specials, scan
 from ckpttool.storage.work import Advance
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ class Verifier:
         self._advance = advance
         self._against = against
         self._findings: list[Finding] = []
-        self._scanned: list[Scanned] = []
+        self._scanned: list[ScannedSpan] = []
         self._manifests = manifests_of(checkpoint)
         self._rereads = 0
         self._elements: dict[Path, bytes | None] = {}

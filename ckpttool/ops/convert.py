@@ -31,8 +31,8 @@ from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.target_path import target_error
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
-from ckpttool.storage.scan import Scanned, scan
-from ckpttool.storage.sink import Written
+from ckpttool.storage.scan import ScannedSpan, scan
+from ckpttool.storage.sink import WrittenTensor
 from ckpttool.storage.work import Advance, default_jobs, no_advance
 from ckpttool.transaction.staged_output import StagedOutput
 
@@ -47,7 +47,7 @@ def mismatches(
     content: Content,
     opened: Checkpoint,
     writer: Writer,
-    written: Iterable[Written],
+    written: Iterable[WrittenTensor],
     *,
     jobs: int,
     advance: Advance,
@@ -90,7 +90,7 @@ def mismatches(
 
 
 def _differing_tensors(
-    pairs: Iterable[tuple[Tensor, Tensor]], written: Iterable[Written], jobs: int, advance: Advance
+    pairs: Iterable[tuple[Tensor, Tensor]], written: Iterable[WrittenTensor], jobs: int, advance: Advance
 ) -> Iterator[str]:
     """Yield the tensors whose bytes differ from the written ones."""
     sums = {id(one.tensor): one for one in written}
@@ -361,7 +361,7 @@ def _require_sums(checkpoint: Checkpoint, read: Sequence[SummedTensor], jobs: in
     found: list[Finding] = []
     while batch := list(islice(summed, _AT_ONCE)):
         owns = [known.get((span.extent, span.algorithm)) for span in batch]
-        scanned = [Scanned(span, own) for span, own in zip(batch, owns, strict=True) if own is not None]
+        scanned = [ScannedSpan(span, own) for span, own in zip(batch, owns, strict=True) if own is not None]
         spans = [span for span, own in zip(batch, owns, strict=True) if own is None]
         found += checksum_findings([*scanned, *scan(spans, jobs=jobs, values=False, advance=advance)])
     if found:

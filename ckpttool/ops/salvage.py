@@ -29,7 +29,7 @@ from ckpttool.ops.scan_findings import checksum_findings
 from ckpttool.ops.verdict import Survival, survival_of
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
-from ckpttool.storage.scan import Scanned, scan
+from ckpttool.storage.scan import ScannedSpan, scan
 from ckpttool.storage.work import Advance, default_jobs, no_advance
 from ckpttool.weights.converting.tree_edits import edit_tree
 
@@ -240,7 +240,7 @@ class _Sizes:
 class _CheckedRanges:
     """Ranges with checksums, and which of them are damaged, by tensor."""
 
-    def __init__(self, checkpoint: Checkpoint, scanned: Sequence[Scanned]) -> None:
+    def __init__(self, checkpoint: Checkpoint, scanned: Sequence[ScannedSpan]) -> None:
         """Sort the ranges that were read.
 
         Raises:
@@ -248,7 +248,7 @@ class _CheckedRanges:
         """
         # A damaged range that has no tensor's bytes is a header or an index: names, shapes or offsets in it
         # may be wrong, so that no tensor can be trusted, whatever its own checksum is.
-        self._ranges: dict[str, list[Scanned]] = defaultdict(list)
+        self._ranges: dict[str, list[ScannedSpan]] = defaultdict(list)
         for one in scanned:
             self._ranges[one.span.extent.file].append(one)
         for ranges in self._ranges.values():
@@ -263,7 +263,7 @@ class _CheckedRanges:
                     raise DamagedCheckpoint(checkpoint.path, why, where=finding.where, code=finding.code)
                 self._first_damage = self._first_damage or _damage_text(one)
 
-    def _ranges_of(self, tensor: Tensor) -> Iterator[Scanned]:
+    def _ranges_of(self, tensor: Tensor) -> Iterator[ScannedSpan]:
         """Yield the ranges that have bytes of a tensor."""
         for extent in storages_of(tensor):
             # The range with the last start at or before the tensor's; it counts if it ends at or after it,
@@ -286,15 +286,15 @@ class _CheckedRanges:
         return bool(storages_of(tensor)) and covered >= len(storages)
 
 
-def _start(one: Scanned) -> int:
+def _start(one: ScannedSpan) -> int:
     return one.span.extent.offset
 
 
-def _is_damaged(one: Scanned) -> bool:
+def _is_damaged(one: ScannedSpan) -> bool:
     return one.failure is not None or not one.matches
 
 
-def _damage_text(one: Scanned) -> str:
+def _damage_text(one: ScannedSpan) -> str:
     (finding,) = checksum_findings([one])
     return finding.placed_message
 

@@ -13,7 +13,7 @@ from ckpttool.core.text import counted, first_names
 from ckpttool.core.values import storages_of
 from ckpttool.formats.traits import traits_of
 from ckpttool.ops.verdict import VALUES_NOT_READ
-from ckpttool.storage.scan import Scanned
+from ckpttool.storage.scan import ScannedSpan
 
 _UNREAD = frozenset(
     {
@@ -55,7 +55,7 @@ def loss_findings(checkpoint: Checkpoint) -> list[Finding]:
     return [warning("loss-not-finite", f"the recorded loss is {loss}", training.origin.get("loss"))]
 
 
-def checksum_findings(scanned: Sequence[Scanned], checkpoint: Checkpoint | None = None) -> list[Finding]:
+def checksum_findings(scanned: Sequence[ScannedSpan], checkpoint: Checkpoint | None = None) -> list[Finding]:
     """Return an error for each range that can't be read, then for each with a wrong checksum.
 
     If the checkpoint is given, findings have the names of the tensors in the ranges.
@@ -88,7 +88,7 @@ def _tensors_by_place(checkpoint: Checkpoint) -> dict[tuple[str, int, int], list
     return names
 
 
-def covered_by_checksums(scanned: Sequence[Scanned]) -> str:
+def covered_by_checksums(scanned: Sequence[ScannedSpan]) -> str:
     """Return the number of records with a checksum, and the files without, as text."""
     covered = counted(sum(one.span.crc32 is not None for one in scanned), "record")
     bare = sorted({os.path.basename(one.span.extent.file) for one in scanned if one.span.crc32 is None})

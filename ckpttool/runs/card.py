@@ -22,7 +22,7 @@ from ckpttool.runs.pointers.pins import remark_on
 from ckpttool.runs.run_directories import Parameters, flatten
 from ckpttool.storage import fs
 from ckpttool.storage.work import Advance, default_jobs, no_advance
-from ckpttool.transaction.paths import bare
+from ckpttool.transaction.paths import without_trailing_slashes
 
 _FRONT_MATTER_KEYS = ("license", "base_model", "language", "pipeline_tag")
 _DATASET_KEYS = ("data", "dataset", "datasets")
@@ -134,7 +134,7 @@ def card(
 
         verification = run_checks(path, jobs=jobs, advance=advance)
     place = os.fspath(path)
-    name = os.path.basename(bare(place)) or place
+    name = os.path.basename(without_trailing_slashes(place)) or place
     return Card(name, inspected, files, hyper_parameters, remark_on(place), verification)
 
 

@@ -61,7 +61,7 @@ from ckpttool.runs.scope import Scope, ScopeKeywords
 from ckpttool.storage import fs
 from ckpttool.storage.held import holds
 from ckpttool.storage.work import Advance, in_order, no_advance
-from ckpttool.transaction.paths import bare, is_within, shown
+from ckpttool.transaction.paths import is_within, shown, without_trailing_slashes
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -317,7 +317,7 @@ class CopyPlan:
 
 def plan_copy(request: CopyRequest) -> CopyPlan:
     """Return the checkpoints to copy; only names and headers are read."""
-    destination = bare(request.destination)
+    destination = without_trailing_slashes(request.destination)
     for path in (*request.sources, destination):
         fs.refresh(path)
     if request.policy is not None and not _is_prunable(destination):
@@ -360,7 +360,7 @@ def _units_at(
     source: str, destination: str, request: CopyRequest, errors: list[CheckpointError]
 ) -> tuple[list[tuple[str, Unit]], list[str]]:
     """Return the checkpoints at a source, each with the base of its relative path; and paths left out."""
-    path = bare(source)
+    path = without_trailing_slashes(source)
     if not fs.lexists(path) and status_of(os.path.dirname(path) or os.curdir) is None:
         raise NotFound(source, "no such file or directory")
     scope = Walk(request.recursive, request.exclude, request.max_depth, on_error=errors.append)
@@ -473,7 +473,7 @@ def keep_policy(
     has_all = copied.checkpoints and all(one.is_there for one in copied.checkpoints)
     if request.policy is None or copied.dry_run or not has_all:
         return copied
-    destination = bare(request.destination)
+    destination = without_trailing_slashes(request.destination)
     # A policy may remove at the destination what it keeps in the source, where pins and pointers protect
     # more. The next copy would send it again, and so on; so checkpoints that were just copied are kept.
     preview = prune(_prune_request(destination, request, "quick"), dry_run=True)

@@ -15,8 +15,8 @@ from ckpttool.formats.interface import Unit
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.look import look_at, look_at_path
 from ckpttool.storage import fs
-from ckpttool.storage.children import Child, Lost
-from ckpttool.storage.held import Memory, memory_of, remembering
+from ckpttool.storage.children import Child, ChildLost
+from ckpttool.storage.held import HeldRoots, adopt_roots, held_roots
 from ckpttool.storage.work import (
     Advance,
     Pool,
@@ -113,14 +113,14 @@ def _child(done: dict[int, list[LookResult | None]], advance: Advance) -> Iterat
     """Yield a function that looks at a batch in a child; if the child is killed, the batch is returned."""
     try:
         child = Child(__name__)
-    except Lost as error:
+    except ChildLost as error:
         raise TaskReturned from error
 
     def look(task: _Task) -> None:
         number, batch = task
         try:
-            done[number] = child.ask((memory_of(map(_path_of, batch)), batch))
-        except Lost as error:
+            done[number] = child.ask((held_roots(map(_path_of, batch)), batch))
+        except ChildLost as error:
             raise TaskReturned from error
         advance(len(batch))
 
@@ -236,12 +236,12 @@ def _places_of(candidate: Discovered) -> list[str]:
     return [os.path.join(os.path.dirname(unit.path), name) for name in unit.members]
 
 
-def _look_as_child(order: tuple[Memory, Sequence[Discovered]]) -> list[LookResult | None]:
-    memory, batch = order
-    with remembering(memory):
+def _look_as_child(order: tuple[HeldRoots, Sequence[Discovered]]) -> list[LookResult | None]:
+    roots, batch = order
+    with adopt_roots(roots):
         return _look_at_batch(batch)
 
 
-def answers() -> Callable[[tuple[Memory, Sequence[Discovered]]], list[LookResult | None]]:
+def answers() -> Callable[[tuple[HeldRoots, Sequence[Discovered]]], list[LookResult | None]]:
     """Return the function that a child process answers with."""
     return _look_as_child

@@ -53,7 +53,7 @@ from ckpttool.runs.writers import (
     written_inside,
 )
 from ckpttool.storage import fs
-from ckpttool.transaction.paths import bare, shown
+from ckpttool.transaction.paths import shown, without_trailing_slashes
 
 NO_STEP = "its step is unknown"
 WORTH_WAITING = frozenset({Code.INCOMPLETE, Code.DAMAGED, Code.BEING_WRITTEN})
@@ -249,7 +249,7 @@ class LatestSearch:
             if fs.lexists(os.fspath(self.directory)):  # a log is missing, not the directory
                 raise
             # A directory that doesn't exist yet is no error, but a dangling symlink in its path is one.
-            path = bare(os.fspath(self.directory))
+            path = without_trailing_slashes(os.fspath(self.directory))
             while path and not fs.lexists(path):
                 path = os.path.dirname(path)
             if path and not fs.exists(path):

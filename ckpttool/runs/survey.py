@@ -42,7 +42,7 @@ from ckpttool.runs.series import Group, group
 from ckpttool.storage import fs
 from ckpttool.storage.fs import Snapshot
 from ckpttool.storage.work import Advance, no_advance
-from ckpttool.transaction.paths import bare, shown
+from ckpttool.transaction.paths import shown, without_trailing_slashes
 from ckpttool.transaction.recovery import unaffected_units
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def survey_directory(
         advance: Called with the number of files and directories examined, from any thread.
         executor: Looks at checkpoints instead of this process; its workers see the same files.
     """
-    path = bare(os.fspath(root))
+    path = without_trailing_slashes(os.fspath(root))
     excluded, one_series = Globs(scope.exclude, path), Globs(scope.series, path)
     walk = _SurveyWalk(
         path,
@@ -333,7 +333,7 @@ def place_of(path: str) -> CheckpointPlace:
 
 def resolve_checkpoint(path: str) -> CheckpointPlace:
     """Return the place of the checkpoint at a path; a symlink means its target, a part its whole."""
-    path = bare(path)
+    path = without_trailing_slashes(path)
     if fs.islink(path):
         path = _resolved_path(path)
     elif not fs.lexists(path) and fs.islink(path + INDEX):

@@ -144,7 +144,7 @@ def undo(directory: str | os.PathLike[str], *, recursive: bool = True, dry_run: 
                 _mark_reported(records)
             if progress.restored or progress.pointers:
                 break
-            if older and not all(record.is_told for record in records):
+            if older and not all(record.has_warned for record in records):
                 hint = f"the next undo reverts the command before it, of {local_time_of(older[0])}"
                 progress.warnings.append(f"nothing was restored; {hint}")
                 return progress.result()
@@ -248,9 +248,9 @@ def _mark_reported(records: Sequence[CommandRecord]) -> None:
     """Mark remaining records as reported, so that the next undo takes an older command."""
     for record in records:
         left = read_record(record.directory, record.state_dir, record.identity)
-        if left is not None and not left.is_told:
+        if left is not None and not left.has_warned:
             try:
-                write_record(left._replace(is_told=True))
+                write_record(left._replace(has_warned=True))
             except OSError as error:
                 raise from_os_error(error, left.path) from error
 

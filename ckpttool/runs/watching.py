@@ -48,7 +48,7 @@ from ckpttool.storage.held import holding
 from ckpttool.storage.work import Advance
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.lock import BUSY, WATCH_LOCK, lock_directory
-from ckpttool.transaction.paths import bare, require_directory, shown
+from ckpttool.transaction.paths import require_directory, shown, without_trailing_slashes
 from ckpttool.transaction.state_dir import read_own, state_dir_of
 
 RETRY_SECONDS = 60
@@ -225,7 +225,7 @@ class DirectoryWatch:
         self._problems: dict[str, Mapping[str, str]] = {}
         self._warned: set[str] = set()
         with holding(request.directory):
-            self.root = bare(require_directory(request.directory))
+            self.root = without_trailing_slashes(require_directory(request.directory))
             self._place = fs.realpath(self.root)
             self._hold()
             self._record = self._read_record()

@@ -72,7 +72,7 @@ def close_pipes(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-class Lost(Exception):
+class ChildLost(Exception):
     """The child died, or sent no valid answer."""
 
 
@@ -86,29 +86,29 @@ class Child:
             module: Name of the module whose ``answers()`` returns the function that answers an order.
 
         Raises:
-            Lost: It can't be started.
+            ChildLost: It can't be started.
         """
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         try:
             self._process = start_child("-S", "-c", _BOOT, arguments=(module,), environment=environment)
         except OSError as error:
-            raise Lost from error
+            raise ChildLost from error
 
     def ask(self, order: object) -> Any:
         """Return the answer to an order.
 
         Raises:
-            Lost: The process was killed.
+            ChildLost: The process was killed.
         """
         orders, answers = self._process.stdin, self._process.stdout
         if orders is None or answers is None:
-            raise Lost
+            raise ChildLost
         try:
             pickle.dump(order, orders)
             orders.flush()
             return pickle.load(answers)  # noqa: S301 - from this program's own process
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise Lost from error
+            raise ChildLost from error
 
     def dismiss(self) -> None:
         """Close the pipe for orders, at which the process ends, and wait for it; may be called twice."""

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from ckpttool.storage import held as held_directories
-from ckpttool.storage.held import DIRECTORY, IS_SUPPORTED, Exchanged
+from ckpttool.storage.held import DIRECTORY, IS_SUPPORTED, PathReplaced
 
 try:
     import fcntl
@@ -138,14 +138,14 @@ class OpenDirectory:
         except OSError as error:
             self._withdraw(name)
             if error.errno in _NOT_IT:
-                raise Exchanged(self.join(name), since=_MADE) from error
+                raise PathReplaced(self.join(name), since=_MADE) from error
             raise
         except BaseException:  # Ctrl-C included
             self._withdraw(name)
             raise
         try:
             if not _is_new(made):
-                raise Exchanged(self.join(name), since=_MADE)
+                raise PathReplaced(self.join(name), since=_MADE)
             if self.descriptor is not None and made.descriptor is not None:
                 held_directories.remember(self.descriptor, name, made.descriptor)
         except BaseException:
@@ -219,9 +219,9 @@ class OpenDirectory:
         remove_directory(self.at(name), self.descriptor)
 
     def remove_held(self, held: OpenDirectory, name: str) -> None:
-        """Remove an empty subdirectory that is open; raise Exchanged if its name is another entry's."""
+        """Remove an empty subdirectory that is open; raise PathReplaced if its name is another entry's."""
         if not self.leads_to(name, held):
-            raise Exchanged(held.path, since=_MADE)
+            raise PathReplaced(held.path, since=_MADE)
         self._rmdir(name)
 
     def leads_to(self, name: str, held: OpenDirectory) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ckpttool.core.errors import CheckpointError, MissingPackage, UsageError
 from ckpttool.storage.directories import OWN_PREFIX
-from ckpttool.storage.stores import Listing, ObjectStatus, Replaced, Store
+from ckpttool.storage.stores import Listing, ObjectReplaced, ObjectStatus, Store
 
 
 class FsspecStore(Store):
@@ -56,7 +56,7 @@ class FsspecStore(Store):
         with _as_os_errors(url):
             data: bytes = self._files.cat_file(self._path(name), start=begin, end=end)
         if not _object_status(self._info(name)).matches(of):
-            raise Replaced(url)
+            raise ObjectReplaced(url)
         return data
 
     def write(
@@ -81,7 +81,7 @@ class FsspecStore(Store):
                 raise
         found = self.status(name)
         if found.size != size:
-            raise Replaced(url)
+            raise ObjectReplaced(url)
         return found
 
     def remove(self, name: str, of: ObjectStatus) -> None:

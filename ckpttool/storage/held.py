@@ -46,7 +46,7 @@ Identity = tuple[int, int]
 """Device and inode of a directory."""
 
 
-class Exchanged(AccessDenied, OSError):
+class PathReplaced(AccessDenied, OSError):
     """A directory was replaced while a command used it.
 
     It is an ``OSError`` for callers that handle these, and a ``CheckpointError`` for messages to the user.
@@ -194,7 +194,7 @@ class HeldDirectory:
         """Open a new descriptor.
 
         Raises:
-            Exchanged: Its name is another entry's now.
+            PathReplaced: Its name is another entry's now.
             OSError: It is missing, or can't be opened.
         """
         if self.above is None:
@@ -221,7 +221,7 @@ class HeldDirectory:
             if error.errno not in _NO_DIRECTORY or self.is_link:
                 raise
             if self.is_known:
-                raise Exchanged(self.path) from error
+                raise PathReplaced(self.path) from error
             status = os.lstat(self.name, dir_fd=place.number)
             if not stat.S_ISLNK(status.st_mode):
                 raise
@@ -236,7 +236,7 @@ class HeldDirectory:
             with _lock:
                 _known.setdefault(identity, []).append(self)
         elif identity != self.identity:
-            raise Exchanged(self.path)
+            raise PathReplaced(self.path)
 
     def hold(self) -> None:
         """Open a root."""
@@ -373,7 +373,7 @@ def _look_again() -> None:
 
 def forget(directory: int, name: str) -> None:
     """Forget the identity of an entry that was renamed, removed or replaced by this program."""
-    # Otherwise our own change would look like one by another user, and raise Exchanged.
+    # Otherwise our own change would look like one by another user, and raise PathReplaced.
     if not _holds:
         return
     with _lock:
@@ -400,17 +400,17 @@ def remember(directory: int, name: str, made: int) -> None:
 # For other processes --------------------------------------------------------------------------------
 
 
-class Memory(NamedTuple):
+class HeldRoots(NamedTuple):
     """Roots and known directories, to be passed to a child process."""
 
     paths: tuple[str, ...] = ()
     seen: tuple[tuple[str, Identity | None], ...] = ()
 
 
-def memory_of(paths: Iterable[str]) -> Memory:
+def held_roots(paths: Iterable[str]) -> HeldRoots:
     """Return the roots and the known parents of some paths."""
     if not _holds:
-        return Memory()
+        return HeldRoots()
     # The child starts with the parents' identities, so that a directory that is replaced in between is
     # noticed.
     seen: dict[str, Identity | None] = {}
@@ -420,18 +420,18 @@ def memory_of(paths: Iterable[str]) -> Memory:
             if directory.is_known:
                 seen[directory.path] = directory.identity
             directory = directory.above
-    return Memory(tuple(hold.spellings[0] for hold in _holds), tuple(seen.items()))
+    return HeldRoots(tuple(hold.spellings[0] for hold in _holds), tuple(seen.items()))
 
 
 @contextmanager
-def remembering(memory: Memory) -> Iterator[None]:
+def adopt_roots(roots: HeldRoots) -> Iterator[None]:
     """Hold the roots of another process and adopt its identities.
 
     Raises:
-        Exchanged: A directory has been replaced since.
+        PathReplaced: A directory has been replaced since.
     """
-    with holding(*memory.paths):
-        for path, identity in memory.seen:
+    with holding(*roots.paths):
+        for path, identity in roots.seen:
             directory = directory_at(path)
             if directory is not None and directory.above is not None:
                 directory.above.listed.add(directory.name)
@@ -571,7 +571,7 @@ def open_file(path: str, flags: int, mode: int = 0o777) -> int:
         return os.open(entry.name, flags, mode, dir_fd=entry.dir_fd)
     except OSError as error:
         if error.errno == errno.ELOOP and entry.was_no_link:
-            raise Exchanged(path) from error
+            raise PathReplaced(path) from error
         error.filename = path
         raise
 

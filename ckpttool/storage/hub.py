@@ -15,9 +15,17 @@ from urllib.parse import quote
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.urls import HUB_KINDS
-from ckpttool.storage.answers import Answer, ask, json_of, own_name, paged, refusal, require_sendable
 from ckpttool.storage.checksums import Checksum, StoredChecksums
-from ckpttool.storage.stores import MAX_SIZE, BucketStore, Listing, ObjectStatus, Replaced, Store
+from ckpttool.storage.http_requests import (
+    Response,
+    json_of,
+    own_name,
+    paged,
+    refusal,
+    require_sendable,
+    send_request,
+)
+from ckpttool.storage.stores import MAX_SIZE, BucketStore, Listing, ObjectReplaced, ObjectStatus, Store
 
 _ENDPOINT = "https://huggingface.co"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -77,15 +85,15 @@ class HubStore(Store):
         return Listing(frozenset(directories), objects)
 
     def _page(self, tree: str, address: str, url: str) -> tuple[list[Any], str | None]:
-        answer = self._answer(address, url)
-        if answer is None:
+        response = self._request(address, url)
+        if response is None:
             if "?" in address:  # a later page: what was listed so far isn't all
                 raise OSError(errno.EIO, "the hub's listing is cut off", url)
             return [], None
-        rows = json_of(answer, url, "the hub")
+        rows = json_of(response, url, "the hub")
         if not isinstance(rows, list):
             raise OSError(errno.EIO, "the hub's response is not a list", url)
-        link = answer.headers.get("Link", "")
+        link = response.headers.get("Link", "")
         if 'rel="next"' not in link:
             return rows, None
         # The token is sent to this address as well, so it has to be of the same tree.
@@ -115,7 +123,7 @@ class HubStore(Store):
         # The bytes are those of a commit, which never changes, so no version is required.
         found, data = self._files.read_range(name, begin, end)
         if found.size != of.size:
-            raise Replaced(f"{self.root}/{name}")
+            raise ObjectReplaced(f"{self.root}/{name}")
         return data
 
     @cached_property
@@ -123,8 +131,8 @@ class HubStore(Store):
         """Commit of the revision at the first request."""
         # A branch may move while a checkpoint is read. All requests name this commit, so
         # that its files fit together.
-        answer = self._answer(f"{self._api}/revision/{quote(self._revision, safe='')}", self.root)
-        found = None if answer is None else json_of(answer, self.root, "the hub")
+        response = self._request(f"{self._api}/revision/{quote(self._revision, safe='')}", self.root)
+        found = None if response is None else json_of(response, self.root, "the hub")
         commit = found.get("sha") if isinstance(found, dict) else None
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
             raise OSError(errno.EIO, f"the hub sent no commit for {self._revision}", self.root)
@@ -134,14 +142,14 @@ class HubStore(Store):
     def _files(self) -> BucketStore:
         return BucketStore(f"{self._web}/resolve/{self._commit}", self._headers)
 
-    def _answer(self, address: str, url: str) -> Answer | None:
+    def _request(self, address: str, url: str) -> Response | None:
         """Send a request and return the response; None for 404."""
-        answer = ask("GET", address, url, self._headers)
-        if answer.status == 404:
+        response = send_request("GET", address, url, self._headers)
+        if response.status == 404:
             return None
-        if answer.status != 200:
-            raise refusal(answer, url, "the hub")
-        return answer
+        if response.status != 200:
+            raise refusal(response, url, "the hub")
+        return response
 
 
 def _headers() -> dict[str, str]:

@@ -22,7 +22,7 @@ from ckpttool.storage import remote
 from ckpttool.storage.checksums import is_content_tag
 from ckpttool.storage.place import Place, is_change, is_same_file
 from ckpttool.storage.source import Source
-from ckpttool.storage.stores import ObjectStatus, Replaced, Store
+from ckpttool.storage.stores import ObjectReplaced, ObjectStatus, Store
 
 FIRST_WINDOW, NEW_WINDOW = 1 << 16, 1 << 14
 """Window sizes in bytes: at the beginning, where most headers are, and at any other new place."""
@@ -96,7 +96,7 @@ class RemoteSource(Source):
         self._is_closed = True
         self.path = url
         try:
-            status, found = remote.look_at(url)
+            status, found = remote.cached_status(url)
             self._store, self._name = remote.store_at(url)
         except OSError as error:
             raise from_os_error(error, url) from error
@@ -263,7 +263,7 @@ class ObjectStores(Place):
         return store_root(path)
 
     def status(self, path: str, *, follows: bool = True) -> os.stat_result:
-        return remote.look_at(path).status
+        return remote.cached_status(path).status
 
     def mode(self, path: str, *, follows: bool = True) -> int | None:
         """Return the mode of a path.
@@ -272,7 +272,7 @@ class ObjectStores(Place):
             CheckpointError: The store doesn't answer, so it is unknown whether the path exists.
         """
         try:
-            return remote.look_at(path).status.st_mode
+            return remote.cached_status(path).status.st_mode
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -374,13 +374,13 @@ def object_seen(url: str, seen: os.stat_result | None) -> ObjectStatus | None:
     """Return the status of an object that was seen, for conditional requests; None if nothing was.
 
     Raises:
-        Replaced: It has changed since.
+        ObjectReplaced: It has changed since.
     """
     if seen is None:
         return None
-    known = remote.look_at(url)
+    known = remote.cached_status(url)
     if known.object is None or not is_same_file(known.status, seen):
-        raise Replaced(url)
+        raise ObjectReplaced(url)
     return known.object
 
 

@@ -203,11 +203,11 @@ class Disk(Place):
         """Return the mode of a path.
 
         Raises:
-            Exchanged: A directory on the way was replaced.
+            PathReplaced: A directory on the way was replaced.
         """
         try:
             return held.status(path, follows=follows).st_mode
-        except held.Exchanged:  # an OSError that must not be taken for "missing"
+        except held.PathReplaced:  # an OSError that must not be taken for "missing"
             raise
         except (OSError, ValueError):
             return None
@@ -215,7 +215,7 @@ class Disk(Place):
     def is_there(self, path: str, *, follows: bool = True) -> bool:
         try:
             held.status(path, follows=follows)
-        except held.Exchanged:
+        except held.PathReplaced:
             raise
         except ValueError:  # a NUL in the path
             return False

@@ -22,8 +22,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ckpttool.core.errors import CheckpointError, UsageError, from_os_error
 from ckpttool.core.urls import ODD, plain_url, store_root
-from ckpttool.storage.answers import CONTROL, is_askable
 from ckpttool.storage.checksums import StoredChecksums
+from ckpttool.storage.http_requests import CONTROL, is_askable
 from ckpttool.storage.s3_store import S3Store
 from ckpttool.storage.stores import BucketStore, ObjectStatus, Store, WebStore
 
@@ -43,7 +43,7 @@ _NEVER = -REMEMBERED_SECONDS, None
 _FILE, _DIRECTORY = stat.S_IFREG | 0o444, stat.S_IFDIR | 0o555
 
 
-class Known(NamedTuple):
+class UrlStatus(NamedTuple):
     """Status of a URL; ``object`` is None for a directory."""
 
     status: os.stat_result
@@ -55,7 +55,7 @@ class RemoteEntry(NamedTuple):
 
     name: str
     path: str
-    known: Known
+    known: UrlStatus
 
     def is_symlink(self) -> bool:
         return False
@@ -70,7 +70,7 @@ class RemoteEntry(NamedTuple):
         return self.known.status
 
 
-_known: dict[str, tuple[float, Known | None]] = {}
+_known: dict[str, tuple[float, UrlStatus | None]] = {}
 """Cached statuses by URL, with the times of the requests; None if a URL has nothing."""
 _listed: dict[str, tuple[float, list[RemoteEntry]]] = {}
 """Cached listings by URL, with the times of the requests."""
@@ -99,7 +99,7 @@ def forget_at(url: str) -> None:
             url = "" if url == store_root(url) else os.path.dirname(url)
 
 
-def look_at(url: str) -> Known:
+def cached_status(url: str) -> UrlStatus:
     """Return the status of a URL.
 
     Raises:
@@ -141,10 +141,10 @@ def entries(url: str) -> list[os.DirEntry[str]]:
             raise OSError(errno.EFBIG, reason, url)
         found = _list(url)
         _remember({entry.path: entry.known for entry in found})
-        # Set after the entries: from now on, ``look_at`` takes a name that isn't cached for missing.
+        # Set after the entries: from now on, ``cached_status`` takes a name that isn't cached for missing.
         with _lock:
             _listed[url] = time.monotonic(), found
-    if not found and look_at(url).object is not None:
+    if not found and cached_status(url).object is not None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), url)
     return cast("list[os.DirEntry[str]]", found)
 
@@ -192,7 +192,7 @@ def checksums_of(url: str) -> StoredChecksums:
         FileNotFoundError: The object doesn't exist.
         OSError: The store doesn't answer.
     """
-    found = look_at(url).object
+    found = cached_status(url).object
     if found is None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
     store, name = store_at(url)
@@ -211,7 +211,7 @@ def _is_recent(asked: float) -> bool:
     return time.monotonic() - asked < REMEMBERED_SECONDS
 
 
-def _remember(answers: Mapping[str, Known | None]) -> None:
+def _remember(answers: Mapping[str, UrlStatus | None]) -> None:
     with _lock:
         if len(_known) + len(answers) > MAX_REMEMBERED:
             _known.clear()
@@ -220,7 +220,7 @@ def _remember(answers: Mapping[str, Known | None]) -> None:
         _known.update((url, (now, known)) for url, known in answers.items())
 
 
-def _ask(url: str) -> Known | None:
+def _ask(url: str) -> UrlStatus | None:
     # A store has no directories. One exists if its listing isn't empty, which takes a second request.
     store, name = store_at(url)
     if not name:
@@ -249,19 +249,19 @@ def _list(url: str) -> list[RemoteEntry]:
     return [RemoteEntry(path.rpartition("/")[2], path, one) for path, one in known.items()]
 
 
-def _object(url: str, found: ObjectStatus) -> Known:
+def _object(url: str, found: ObjectStatus) -> UrlStatus:
     """Return an object with the status of a file."""
     # With hashes of version and store as inode and device, code that compares the identities of files notices
     # a replaced object, too.
     seconds = found.modified_ns / 1e9
     row = (_FILE, _number(f"{url} {found.version}"), _number(store_root(url)), 1, 0, 0, found.size)
     times = {"st_mtime": seconds, "st_mtime_ns": found.modified_ns, "st_ctime_ns": found.modified_ns}
-    return Known(os.stat_result((*row, int(seconds), int(seconds), int(seconds)), times), found)
+    return UrlStatus(os.stat_result((*row, int(seconds), int(seconds), int(seconds)), times), found)
 
 
-def _directory(url: str) -> Known:
+def _directory(url: str) -> UrlStatus:
     row = (_DIRECTORY, _number(url), _number(store_root(url)), 1, 0, 0, 0, 0, 0, 0)
-    return Known(os.stat_result(row, {"st_mtime": 0.0, "st_mtime_ns": 0, "st_ctime_ns": 0}), None)
+    return UrlStatus(os.stat_result(row, {"st_mtime": 0.0, "st_mtime_ns": 0, "st_ctime_ns": 0}), None)
 
 
 def _number(text: str) -> int:

@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote_plus
 
 from ckpttool.core.errors import MissingPackage
-from ckpttool.storage.answers import Answer, ask, own_name, paged, refusal, require_whole
 from ckpttool.storage.checksums import TITLES, Checksum, StoredChecksums
+from ckpttool.storage.http_requests import Response, own_name, paged, refusal, require_whole, send_request
 from ckpttool.storage.stores import (
     MAX_SIZE,
     BucketStore,
     Listing,
+    ObjectReplaced,
     ObjectStatus,
     ObjectVersions,
     OlderVersions,
-    Replaced,
     allows_http,
     as_os_errors,
     hexadecimal,
@@ -76,8 +76,8 @@ class S3Store(BucketStore):
         return True
 
     def status(self, name: str) -> ObjectStatus:
-        answer = self._answer("HEAD", name)
-        return _status_of(answer, answer.headers.get("Content-Length"), f"{self.root}/{name}")
+        response = self._request("HEAD", name)
+        return _status_of(response, response.headers.get("Content-Length"), f"{self.root}/{name}")
 
     def listing(self, prefix: str) -> Listing:
         url = f"{self.root}/{prefix}"
@@ -96,11 +96,11 @@ class S3Store(BucketStore):
         asked = {"list-type": "2", "encoding-type": "url", "prefix": f"{prefix}/" if prefix else ""}
         if token:
             asked["continuation-token"] = token
-        answer = ask("GET", self._listing_address(asked), url)
-        if answer.status != 200:
-            raise refusal(answer, url)
-        require_whole(answer, url)
-        return _rows(answer.body, url)
+        response = send_request("GET", self._listing_address(asked), url)
+        if response.status != 200:
+            raise refusal(response, url)
+        require_whole(response, url)
+        return _rows(response.body, url)
 
     def read_range(self, name: str, begin: int, end: int, version: str = "") -> tuple[ObjectStatus, bytes]:
         # With If-Match, the server refuses (412) to send bytes of another version. A server may ignore the
@@ -109,21 +109,21 @@ class S3Store(BucketStore):
         if version:
             headers["If-Match"] = version
         url, where = f"{self.root}/{name}", f"bytes {begin}..{end}"
-        answer = self._answer("GET", name, headers, max(end - begin, _MAX_REFUSAL), where)
-        if answer.status != 206:
+        response = self._request("GET", name, headers, max(end - begin, _MAX_REFUSAL), where)
+        if response.status != 206:
             reason = f"{where}: the server can't send a part of it (download it first)"
             raise OSError(errno.ENOTSUP, reason, url)
-        sent = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+        sent = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if sent is None or (int(sent[1]), int(sent[2])) != (begin, end - 1):
             raise OSError(errno.EIO, f"{where}: the server sent another part", url)
-        if len(answer.body) != end - begin:
-            raise OSError(errno.EIO, f"{where}: the server sent {len(answer.body):,} bytes or more", url)
-        return _status_of(answer, sent[3], url), answer.body
+        if len(response.body) != end - begin:
+            raise OSError(errno.EIO, f"{where}: the server sent {len(response.body):,} bytes or more", url)
+        return _status_of(response, sent[3], url), response.body
 
     def _update_of(self, name: str, replaces: ObjectStatus) -> Any:
         found = self.status(name)
         if not found.matches(replaces):
-            raise Replaced(f"{self.root}/{name}")
+            raise ObjectReplaced(f"{self.root}/{name}")
         return {"e_tag": found.version}
 
     def remove(self, name: str, of: ObjectStatus) -> None:
@@ -132,16 +132,16 @@ class S3Store(BucketStore):
         # One that answers 501 doesn't support it, and is asked again without: then the moment
         # since the status isn't covered.
         if not self.status(name).matches(of):
-            raise Replaced(f"{self.root}/{name}")
+            raise ObjectReplaced(f"{self.root}/{name}")
         try:
-            self._answer("DELETE", name, {"If-Match": of.version})
+            self._request("DELETE", name, {"If-Match": of.version})
         except OSError as error:
             if error.errno != errno.ENOTSUP:
                 raise
-            self._answer("DELETE", name)
+            self._request("DELETE", name)
 
     def keeps_version(self, name: str) -> bool:
-        return self._answer("HEAD", name).headers.get("x-amz-version-id") not in (None, "", "null")
+        return self._request("HEAD", name).headers.get("x-amz-version-id") not in (None, "", "null")
 
     def _stored_checksums(self, name: str) -> StoredChecksums:
         return _checksums_in_s3(self.root.partition("://")[2], name)
@@ -154,28 +154,28 @@ class S3Store(BucketStore):
 
     def clock(self) -> float:
         try:
-            answer = ask("HEAD", self._address("HEAD", _NO_OBJECT), f"{self.root}/{_NO_OBJECT}")
-            return parsedate_to_datetime(answer.headers["Date"]).timestamp()
+            response = send_request("HEAD", self._address("HEAD", _NO_OBJECT), f"{self.root}/{_NO_OBJECT}")
+            return parsedate_to_datetime(response.headers["Date"]).timestamp()
         except (KeyError, TypeError, ValueError):  # no valid header
             return time.time()
 
-    def _answer(
+    def _request(
         self,
         method: str,
         name: str,
         headers: Mapping[str, str] | None = None,
         limit: int = _MAX_REFUSAL,
         where: str = "",
-    ) -> Answer:
+    ) -> Response:
         url = f"{self.root}/{name}"
-        answer = ask(method, self._address(method, name), url, headers, limit)
-        if answer.status == 404:
+        response = send_request(method, self._address(method, name), url, headers, limit)
+        if response.status == 404:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
-        if answer.status == 412:
-            raise Replaced(url)
-        if not 200 <= answer.status < 300:
-            raise refusal(answer, url, where=where)
-        return answer
+        if response.status == 412:
+            raise ObjectReplaced(url)
+        if not 200 <= response.status < 300:
+            raise refusal(response, url, where=where)
+        return response
 
     def _address(self, method: str, name: str) -> str:
         """Return a presigned URL for a request on an object."""
@@ -230,10 +230,10 @@ def _signed(store: Any, method: Any, name: str, url: str) -> str:
         raise OSError(errno.EINVAL, f"its key {odd!r} can't be requested", url) from error
 
 
-def _status_of(answer: Answer, size: str | None, url: str) -> ObjectStatus:
+def _status_of(response: Response, size: str | None, url: str) -> ObjectStatus:
     try:
-        modified = parsedate_to_datetime(answer.headers["Last-Modified"]).timestamp()
-        return ObjectStatus(_size(size), int(modified * 1_000_000_000), answer.headers.get("ETag", ""))
+        modified = parsedate_to_datetime(response.headers["Last-Modified"]).timestamp()
+        return ObjectStatus(_size(size), int(modified * 1_000_000_000), response.headers.get("ETag", ""))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise OSError(errno.EIO, "the store sent no size or time", url) from error
 
@@ -253,7 +253,7 @@ def _rows(body: bytes, url: str) -> tuple[list[_Row], str | None]:
             raise ValueError("a document type")
         root = fromstring(body)
         if _tag(root) != "ListBucketResult":
-            raise ValueError("another answer")
+            raise ValueError("another response")
         fields: dict[str, str] = {}
         for one in root:
             if _tag(one) not in ("Contents", "CommonPrefixes"):
@@ -418,8 +418,8 @@ def _checksums_in_s3(bucket: str, key: str) -> StoredChecksums:
             found = StoredChecksums(tuple(Checksum(name, hexadecimal(value)) for name, value in kept))
         return found._replace(version=head["ETag"])
     except ClientError as error:
-        answer = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "an error")
-        return StoredChecksums(reason=f"S3 answered {answer} when asked for its checksum")
+        response = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", "an error")
+        return StoredChecksums(reason=f"S3 answered {response} when asked for its checksum")
     except BotoCoreError as error:
         return StoredChecksums(reason=f"boto3 failed: {type(error).__name__}")
     except (binascii.Error, ValueError, KeyError):
@@ -470,13 +470,13 @@ def _composite(
         return StoredChecksums((Checksum(algorithm, hexadecimal(value)),))
     if algorithm not in ("crc32", "crc32c"):
         return StoredChecksums(reason=f"S3 has a {TITLES[algorithm]} of its parts, not of the whole")
-    parts, answer = [], first.get("ObjectParts", {})
-    while answer.get("Parts"):
-        parts += [part["Size"] for part in answer["Parts"]]
-        if not answer.get("IsTruncated"):
+    parts, response = [], first.get("ObjectParts", {})
+    while response.get("Parts"):
+        parts += [part["Size"] for part in response["Parts"]]
+        if not response.get("IsTruncated"):
             break
-        more = client.get_object_attributes(**asked, PartNumberMarker=answer["NextPartNumberMarker"])
-        answer = more.get("ObjectParts", {})
+        more = client.get_object_attributes(**asked, PartNumberMarker=response["NextPartNumberMarker"])
+        response = more.get("ObjectParts", {})
     if sum(parts) != head["ContentLength"]:
         parts = list(_part_sizes(client, bucket, key, head))
     if sum(parts) != head["ContentLength"]:

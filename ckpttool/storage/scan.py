@@ -34,7 +34,7 @@ _CHECKSUMS: dict[str, Callable[[memoryview, int], int]] = {"crc32": isal_zlib.cr
 
 
 @dataclass(slots=True)
-class Scanned:
+class ScannedSpan:
     """Results of scanning one span.
 
     Attributes:
@@ -58,7 +58,7 @@ class Scanned:
 
 @dataclass(slots=True)
 class _Piece:
-    scanned: Scanned
+    scanned: ScannedSpan
     start: int
     nbytes: int
     crc32: int = 0
@@ -72,7 +72,7 @@ def scan(
     checksum: bool = True,
     values: bool = True,
     advance: Callable[[int], None] = lambda nbytes: None,
-) -> list[Scanned]:
+) -> list[ScannedSpan]:
     """Read all spans once and return their results, in order.
 
     Args:
@@ -82,7 +82,7 @@ def scan(
         values: Whether to test the values of spans that have a type.
         advance: Called with the bytes done, from any thread.
     """
-    results = [Scanned(span) for span in spans]
+    results = [ScannedSpan(span) for span in spans]
     pieces = [piece for scanned in results for piece in _pieces(scanned)]
 
     @contextmanager
@@ -109,7 +109,7 @@ def scan(
     return results
 
 
-def _pieces(scanned: Scanned) -> Iterator[_Piece]:
+def _pieces(scanned: ScannedSpan) -> Iterator[_Piece]:
     """Cut a span into pieces; each starts at a multiple of every element's size."""
     nbytes = scanned.span.nbytes
     # A compressed span can be read only from its start, so it is a single piece.

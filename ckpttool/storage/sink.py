@@ -32,7 +32,7 @@ _NO_KERNEL_COPY = frozenset(
 )
 
 
-class Written:
+class WrittenTensor:
     """Tensor in a file.
 
     Attributes:
@@ -83,7 +83,7 @@ class Sink:
             self._descriptor = directory.create(os.path.basename(path))
         self._buffer = bytearray()
         self._flushed = 0
-        self.written: list[Written] = []
+        self.written: list[WrittenTensor] = []
 
     @property
     def offset(self) -> int:
@@ -101,18 +101,18 @@ class Sink:
         if len(self._buffer) >= _BUFFER_BYTES:
             self._flush()
 
-    def put(self, tensor: Tensor, checksum: Algorithm | None = None, before: int = 0) -> Written:
+    def put(self, tensor: Tensor, checksum: Algorithm | None = None, before: int = 0) -> WrittenTensor:
         """Append the elements of a tensor: little-endian, in C order, packed.
 
         Large ones are copied by other threads; their errors are raised by ``settle``, ``close`` or
-        ``Written.checksum``. Read checksums after the last tensor was put, since each waits for all.
+        ``WrittenTensor.checksum``. Read checksums after the last tensor was put, since each waits for all.
 
         Args:
             tensor: The tensor.
             checksum: Checksum that the format needs; CRC-32 if it needs none.
             before: Checksum of bytes before the tensor, from which its own continues.
         """
-        written = Written(tensor, self.offset, checksum or "crc32", before, self._pool)
+        written = WrittenTensor(tensor, self.offset, checksum or "crc32", before, self._pool)
         self.written.append(written)
         if tensor.nbytes <= _SMALL:
             data = tensor.tobytes()
@@ -160,7 +160,7 @@ class Sink:
             self._flushed += len(self._buffer)
             self._buffer = bytearray()
 
-    def _copy(self, tensor: Tensor, written: Written) -> None:
+    def _copy(self, tensor: Tensor, written: WrittenTensor) -> None:
         # Each block is read for the checksum in any case. The kernel then copies it again from file to file
         # only if it can share the data; otherwise the bytes that were read are written.
         add = SUMS[written.algorithm]

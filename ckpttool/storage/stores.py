@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckpttool.core.errors import MissingPackage, UsageError
 from ckpttool.core.urls import without_signatures
-from ckpttool.storage.answers import (
+from ckpttool.storage.checksums import Checksum, StoredChecksums
+from ckpttool.storage.http_requests import (
     CONNECT_SECONDS,
     RETRIES,
     TIMEOUT_SECONDS,
-    ask,
     own_name,
     require_sendable,
+    send_request,
 )
-from ckpttool.storage.checksums import Checksum, StoredChecksums
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as ObstoreStore
@@ -122,7 +122,7 @@ class Store(ABC):
         """Return bytes of an object.
 
         Raises:
-            Replaced: It no longer has the given status.
+            ObjectReplaced: It no longer has the given status.
         """
 
     def write(
@@ -138,7 +138,7 @@ class Store(ABC):
 
         Raises:
             FileExistsError: The name isn't free.
-            Replaced: The object to replace has changed, or is missing.
+            ObjectReplaced: The object to replace has changed, or is missing.
         """
         raise OSError(errno.EROFS, "nothing can be written there", f"{self.root}/{name}")
 
@@ -151,13 +151,13 @@ class Store(ABC):
         if replaces is None and found is not None:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), f"{self.root}/{name}")
         if replaces is not None and (found is None or not found.matches(replaces)):
-            raise Replaced(f"{self.root}/{name}")
+            raise ObjectReplaced(f"{self.root}/{name}")
 
     def remove(self, name: str, of: ObjectStatus) -> None:
         """Remove an object.
 
         Raises:
-            Replaced: It no longer has the given status.
+            ObjectReplaced: It no longer has the given status.
             FileNotFoundError: It is missing.
         """
         raise OSError(errno.EROFS, "nothing can be removed there", f"{self.root}/{name}")
@@ -166,7 +166,7 @@ class Store(ABC):
         """Return the checksums that the store keeps of an object, without reading it.
 
         Raises:
-            Replaced: It no longer has the given status.
+            ObjectReplaced: It no longer has the given status.
         """
         return StoredChecksums(reason="this store has no checksums")
 
@@ -216,7 +216,7 @@ class Store(ABC):
         return time.time()
 
 
-class Replaced(OSError):
+class ObjectReplaced(OSError):
     """An object isn't the version that was seen before."""
 
     def __init__(self, url: str) -> None:
@@ -253,7 +253,7 @@ class BucketStore(Store):
     def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
         found, data = self.read_range(name, begin, end, of.version)
         if not found.matches(of):
-            raise Replaced(f"{self.root}/{name}")
+            raise ObjectReplaced(f"{self.root}/{name}")
         return data
 
     def write(
@@ -276,13 +276,13 @@ class BucketStore(Store):
                 answer = obstore.put(self._store, name, parts, use_multipart=True, **options)
         found = self.status(name)
         if found.size != size or (answer["e_tag"] and answer["e_tag"] != found.version):
-            raise Replaced(url)
+            raise ObjectReplaced(url)
         return found
 
     def remove(self, name: str, of: ObjectStatus) -> None:
         url = f"{self.root}/{name}"
         if not self.status(name).matches(of):
-            raise Replaced(url)
+            raise ObjectReplaced(url)
         with as_os_errors(url):  # obstore has no condition for it: a change since the status isn't noticed
             self._store.delete(name)
 
@@ -290,7 +290,7 @@ class BucketStore(Store):
         """Return the condition that an object is still the one to be replaced."""
         found: Mapping[str, Any] = self._store.head(name)
         if not _object_status(found).matches(replaces):
-            raise Replaced(f"{self.root}/{name}")
+            raise ObjectReplaced(f"{self.root}/{name}")
         return {key: found[key] for key in ("e_tag", "version") if found.get(key)}
 
     def _guarded(self, blocks: Iterable[bytes], name: str, replaces: ObjectStatus | None) -> Iterator[bytes]:
@@ -302,7 +302,7 @@ class BucketStore(Store):
         if found is None:
             return super().checksums(name, of)
         if found.version.strip('"') not in ("", of.version.strip('"')):
-            raise Replaced(f"{self.root}/{name}")
+            raise ObjectReplaced(f"{self.root}/{name}")
         return found
 
     def _stored_checksums(self, name: str) -> StoredChecksums | None:
@@ -313,7 +313,7 @@ class BucketStore(Store):
         return _checksums_in_google(self._store, bucket, name, f"{self.root}/{name}")
 
     def read_range(self, name: str, begin: int, end: int, version: str = "") -> tuple[ObjectStatus, bytes]:
-        """Return the status of an object and a range of its bytes; raise ``Replaced`` for another version."""
+        """Return an object's status and a range of its bytes; raise ``ObjectReplaced`` for other versions."""
         with as_os_errors(f"{self.root}/{name}", f"bytes {begin}..{end}"):
             options: Any = {"range": (begin, end)}
             if version:
@@ -477,15 +477,15 @@ def as_os_errors(url: str, where: str = "") -> Iterator[None]:
     except (FileExistsError, AlreadyExistsError) as error:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), url) from error
     except PreconditionError as error:
-        raise Replaced(url) from error
+        raise ObjectReplaced(url) from error
     except (PermissionDeniedError, UnauthenticatedError) as error:
-        reason = f"{place}{_answer(error)}"
+        reason = f"{place}{_response_text(error)}"
         raise OSError(errno.EACCES, reason, url) from error
     except NotSupportedError as error:
         reason = f"{place}the server can't send a part of it (download it first)"
         raise OSError(errno.ENOTSUP, reason, url) from error
     except (BaseError, ValueError) as error:
-        raise OSError(errno.EIO, f"{place}{_answer(error)}", url) from error
+        raise OSError(errno.EIO, f"{place}{_response_text(error)}", url) from error
     except BaseException as error:
         # A panic in obstore's Rust code, for which PyO3 has no class that could be imported.
         if type(error).__name__ != "PanicException":
@@ -493,7 +493,7 @@ def as_os_errors(url: str, where: str = "") -> Iterator[None]:
         raise OSError(errno.EIO, f"{place}obstore can't send requests with these settings", url) from error
 
 
-def _answer(error: Exception) -> str:
+def _response_text(error: Exception) -> str:
     """Return a store's answer in a line."""
     # obstore's text has the request, which may be signed, and a dump of the error.
     text = _DEBUG.sub("", str(error))
@@ -515,7 +515,7 @@ def _checksums_in_google(store: ObstoreStore, bucket: str, key: str, url: str) -
     from obstore.exceptions import BaseError
 
     try:
-        answer = ask("HEAD", _google_url(store, bucket, key), url)
+        answer = send_request("HEAD", _google_url(store, bucket, key), url)
     except BaseError:  # its text may contain the address, which is signed
         return StoredChecksums(reason="these credentials can't sign a request for its checksum")
     except OSError:

@@ -177,19 +177,21 @@ def _hidden_names_of(
     directory: str, roots: OpenRoots, number: int, group: Group, *, is_done: bool
 ) -> Iterator[str]:
     # A file that replaces another one hides nothing: its name always has one of the two.
-    moves = [one for one in roots.listed.of_groups[number] if one.file is None and one.replaces is None]
+    moves = [one for one in roots.listed.moves_by_group[number] if one.file is None and one.replaces is None]
     come = [one for one in moves if not one.target.is_private]
     moved = [one for one in moves if roots.has_moved(one)]
     if come and not is_done:
         # Before the commit, a checkpoint counts under its old names while it has all of them, and
         # its new names are hidden. A directory has only one name at a time: once all parts are
         # moved, the new names count.
-        is_home = all(roots.status(Location(roots.listed.home(number), name)) for name in group.members)
-        if is_home or len(come) > len([one for one in come if one in moved]):
+        is_in_place = all(
+            roots.status(Location(roots.listed.original_root(number), name)) for name in group.members
+        )
+        if is_in_place or len(come) > len([one for one in come if one in moved]):
             yield from (one.target.path for one in come if one in moved)
-        if roots.listed.home(number) == "directory" and not is_home:
+        if roots.listed.original_root(number) == "directory" and not is_in_place:
             yield from _names_left(directory, group)
-    elif roots.listed.home(number) == "directory" and moved and (come or not group.is_single):
+    elif roots.listed.original_root(number) == "directory" and moved and (come or not group.is_single):
         yield from _names_left(directory, group)
 
 

@@ -61,7 +61,7 @@ class CommandRecord(NamedTuple):
         identity: Identity of the command.
         kind: "trash", "rename", or "prune" in a bucket that keeps versions.
         steps: Undo steps, in the order in which the journals were done.
-        is_told: Whether the user has been warned that the rest can't be undone.
+        has_warned: Whether the user has been warned that the rest can't be undone.
         root: Inode of the directory, if its trash is next to it, where only the name refers to it. None in a
             trash inside of the directory, and in older records.
     """
@@ -71,7 +71,7 @@ class CommandRecord(NamedTuple):
     identity: str
     kind: RecordKind
     steps: tuple[UndoStep, ...] = ()
-    is_told: bool = False
+    has_warned: bool = False
     root: int | None = None
 
     @property
@@ -163,9 +163,9 @@ def _record_of(
             require_of_store(undoing)
         if undoing.identity != identity or undoing.kind != "restore":
             raise ValueError("a step of another command")
-    is_told, root = document.get("told") is True, document.get("root") if can_rename else None
+    has_warned, root = document.get("told") is True, document.get("root") if can_rename else None
     root = None if root is None else count_of(root)
-    return CommandRecord(directory, state_dir, identity, kind, steps, is_told, root)
+    return CommandRecord(directory, state_dir, identity, kind, steps, has_warned, root)
 
 
 def write_record(record: CommandRecord) -> None:
@@ -201,7 +201,7 @@ def _text_of(record: CommandRecord) -> bytes:
         "steps": [
             {"journal": step.journal, "undoing": operations_document(step.undoing)} for step in record.steps
         ],
-        "told": record.is_told,
+        "told": record.has_warned,
         "root": record.root,
     }
     return json.dumps(document).encode()
@@ -234,13 +234,15 @@ def drop_groups(directory: str, state_dir: StateDir, restored: OperationList) ->
     record = read_record(directory, state_dir, restored.identity)
     if record is None:
         return
-    back = {restored.names(number) for number in range(len(restored.groups))}
+    back = {restored.old_and_new_paths(number) for number in range(len(restored.groups))}
     steps: list[UndoStep] = []
     for step in record.steps:
         undoing = step.undoing
-        left = [number for number in range(len(undoing.groups)) if undoing.names(number) not in back]
+        left = [
+            number for number in range(len(undoing.groups)) if undoing.old_and_new_paths(number) not in back
+        ]
         if left or not (undoing.groups or undoing.pointers == restored.pointers):
-            steps.append(step._replace(undoing=undoing.only(left)))
+            steps.append(step._replace(undoing=undoing.subset(left)))
     write_record(record._replace(steps=tuple(steps)))
 
 

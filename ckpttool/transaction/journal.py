@@ -76,7 +76,7 @@ class Move(NamedTuple):
         return self.file is not None and not self.target.is_private
 
     @property
-    def is_within(self) -> bool:
+    def is_rename(self) -> bool:
         """Whether it renames a part of the checkpoint within the directory."""
         return self.file is None and not (self.source.is_private or self.target.is_private)
 
@@ -174,13 +174,13 @@ class OperationList:
     @property
     def is_revertible(self) -> bool:
         """Whether it can be reverted even after the commit, since no file loses its last name."""
-        return not any(self.unlinked(number) for number in range(len(self.groups)))
+        return not any(self.unlinked_locations(number) for number in range(len(self.groups)))
 
-    def unlinked(self, number: int) -> list[Location]:
+    def unlinked_locations(self, number: int) -> list[Location]:
         """Return the locations in the stage at which files of a group are unlinked after the commit."""
         if self.kind == "output":  # its area is removed as a whole
             return []
-        steps = self.of_groups[number]
+        steps = self.moves_by_group[number]
         sources = {one.source for one in steps}
         ends = (one.target if one.replaces is None else one.replaces.location for one in steps)
         return [location for location in ends if location.root == "stage" and location not in sources]
@@ -200,9 +200,9 @@ class OperationList:
         """Whether all groups are committed or none."""
         return self.kind in ("rename", "output") or bool(self.pointers)
 
-    def home(self, number: int) -> Root:
+    def original_root(self, number: int) -> Root:
         """Return the root of a group's members before the first operation."""
-        for one in self.of_groups[number]:
+        for one in self.moves_by_group[number]:
             if one.file is None:
                 return one.source.root
         return "directory"
@@ -210,10 +210,10 @@ class OperationList:
     @property
     def is_from_trash(self) -> bool:
         """Whether some checkpoints are restored from the trash."""
-        return any(self.home(number) == "trash" for number in range(len(self.groups)))
+        return any(self.original_root(number) == "trash" for number in range(len(self.groups)))
 
     @cached_property
-    def of_groups(self) -> tuple[tuple[Move, ...], ...]:
+    def moves_by_group(self) -> tuple[tuple[Move, ...], ...]:
         """The moves of each group."""
         found: list[list[Move]] = [[] for _ in self.groups]
         for one in self.operations:
@@ -221,21 +221,21 @@ class OperationList:
                 found[one.group].append(one)
         return tuple(map(tuple, found))
 
-    def ends(self, number: int) -> Mapping[str, Location]:
+    def final_locations(self, number: int) -> Mapping[str, Location]:
         """Return the location of each member of a group after the last operation."""
-        return self._ends[number]
+        return self._final_locations[number]
 
     @cached_property
-    def _ends(self) -> list[Mapping[str, Location]]:
-        return list(map(_ends_of, self.of_groups))
+    def _final_locations(self) -> list[Mapping[str, Location]]:
+        return list(map(_final_locations_of, self.moves_by_group))
 
-    def names(self, number: int) -> tuple[tuple[str, str], ...]:
+    def old_and_new_paths(self, number: int) -> tuple[tuple[str, str], ...]:
         """Return the paths of the members of a group before and after all operations."""
-        return tuple((member, location.path) for member, location in self.ends(number).items())
+        return tuple((member, location.path) for member, location in self.final_locations(number).items())
 
     def final_contents(self, number: int) -> Contents:
         """Return the contents of a group with the paths after the last operation."""
-        group, ends = self.groups[number], self.ends(number)
+        group, ends = self.groups[number], self.final_locations(number)
         files = tuple(replace(file, path=self._final_path(file.path, ends)) for file in group.contents.files)
         return Contents(files, tuple(self._final_path(path, ends) for path in group.contents.directories))
 
@@ -259,16 +259,16 @@ class OperationList:
             found.append(files)
         return found
 
-    def rewritten(self, number: int) -> frozenset[str]:
+    def rewritten_paths(self, number: int) -> frozenset[str]:
         """Return the paths of a group's files that are rewritten, so that their fingerprints change."""
-        if not self._rewritten:
+        if not self._rewritten_names:
             return frozenset()
-        ends = self.ends(number)
+        ends = self.final_locations(number)
         files = (file.path for file in self.groups[number].contents.files)
-        return frozenset(path for path in files if self._final_path(path, ends) in self._rewritten)
+        return frozenset(path for path in files if self._final_path(path, ends) in self._rewritten_names)
 
     @cached_property
-    def _rewritten(self) -> frozenset[str]:
+    def _rewritten_names(self) -> frozenset[str]:
         return frozenset(one.name for one in self.pointers if os.sep in one.name)
 
     def _final_path(self, path: str, ends: Mapping[str, Location]) -> str:
@@ -285,8 +285,8 @@ class OperationList:
         return {
             now: member
             for number in range(len(self.groups))
-            for member, (root, now) in self.ends(number).items()
-            if self.home(number) == root == "directory"
+            for member, (root, now) in self.final_locations(number).items()
+            if self.original_root(number) == root == "directory"
         }
 
     @cached_property
@@ -294,16 +294,16 @@ class OperationList:
         """The directories that operations change."""
         return frozenset(
             (root, path.rpartition(os.sep)[0])
-            for steps in self.of_groups
+            for steps in self.moves_by_group
             for one in steps
             for root, path in one.locations
         )
 
-    def numbered(self, root: Root) -> frozenset[str]:
+    def numbered_directories(self, root: Root) -> frozenset[str]:
         """Return the numbered directories that operations use in the stage or the trash."""
         return frozenset(above for one, above in self.parents if one == root)
 
-    def only(self, numbers: Collection[int]) -> OperationList:
+    def subset(self, numbers: Collection[int]) -> OperationList:
         """Return the list with only some of its groups, and with all pointers."""
         now = {number: at for at, number in enumerate(sorted(numbers))}
         operations = tuple(
@@ -338,12 +338,12 @@ class OperationList:
                 new = StoredFile(spare.location(one.target.path), one.file)
                 moves.append(Move(one.group, one.replaces.location, one.target, replaces=new))
         # Renames within the directory keep their order, in which the index comes last.
-        within = [one for one in moves if one.is_within]
-        first = [*reversed(within), *(one for one in moves if not one.is_within)]
+        within = [one for one in moves if one.is_rename]
+        first = [*reversed(within), *(one for one in moves if not one.is_rename)]
         groups = tuple(
             Group(
                 group.path,
-                tuple(now for _, now in self.names(number)),
+                tuple(now for _, now in self.old_and_new_paths(number)),
                 self.final_contents(number),
                 new_name=group.new_name,
             )
@@ -386,7 +386,7 @@ def output_operations(target: str, new: Mapping[str, Contents], old: Mapping[str
     return OperationList("output", tuple(groups), (*leave, *moves))
 
 
-def _ends_of(steps: Iterable[Move]) -> Mapping[str, Location]:
+def _final_locations_of(steps: Iterable[Move]) -> Mapping[str, Location]:
     """Return the location of each member of a checkpoint after some moves."""
     # A member may be moved twice, into the stage and to its new name. ``members`` has the member at each
     # target, by which a later move from there continues its path.

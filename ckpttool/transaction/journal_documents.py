@@ -97,7 +97,7 @@ def operations_of(document: Mapping[str, Any], done: object = None) -> Operation
     )
     groups = []
     for number, group in enumerate(document["groups"]):
-        members = tuple(listed.ends(number))
+        members = tuple(listed.final_locations(number))
         if not members and kind != "rename":  # in a rename, all operations of a group may be rewrites
             raise ValueError("a checkpoint without members")
         survivors, new_name = tuple(map(name_of, group["survivors"])), optional(name_of, group["new_name"])

@@ -33,7 +33,7 @@ _FLAGS = NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
 _MODE = 0o644
 """Others can lock a file that they can read, so a stale lock file of another user is no obstacle."""
 
-FULL = {errno.ENOSPC, errno.EDQUOT}
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 """Error numbers of a full disk or quota."""
 
 _HOLDER = re.compile(rb"pid [0-9]{1,20} on [!-~]{1,255} since [0-9T:+-]{1,40}\n")
@@ -180,7 +180,7 @@ def _open_lock(place: OpenDirectory, name: str, *, may_be_directory: bool) -> in
             return os.open(path, os.O_RDONLY | _FLAGS, dir_fd=directory)
         raise
     except OSError as error:
-        if error.errno in FULL and may_be_directory and not place.has(name):
+        if error.errno in DISK_FULL and may_be_directory and not place.has(name):
             flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
             return os.open(place.at(os.curdir), flags, dir_fd=directory)
         raise

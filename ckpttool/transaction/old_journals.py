@@ -180,14 +180,14 @@ def with_recorded(
     """
     numbers = range(len(listed.groups))
     if listed.kind == "restore":
-        left = {undoing.names(at) for _, undoing in steps for at in range(len(undoing.groups))}
-        done = frozenset(number for number in numbers if listed.names(number) not in left)
+        left = {undoing.old_and_new_paths(at) for _, undoing in steps for at in range(len(undoing.groups))}
+        done = frozenset(number for number in numbers if listed.old_and_new_paths(number) not in left)
         is_dropped = all(undoing.pointers != listed.pointers for _, undoing in steps)
         return replace(listed, done=done) if done or (is_dropped and not listed.groups) else listed
     for name, undoing in steps:
         if name == journal:
-            recorded = {frozenset(undoing.names(at)) for at in range(len(undoing.groups))}
-            moved = [frozenset(pair[::-1] for pair in listed.names(number)) for number in numbers]
+            recorded = {frozenset(undoing.old_and_new_paths(at)) for at in range(len(undoing.groups))}
+            moved = [frozenset(pair[::-1] for pair in listed.old_and_new_paths(number)) for number in numbers]
             return replace(listed, done=frozenset(at for at in numbers if moved[at] in recorded))
     return listed
 

@@ -118,7 +118,7 @@ class OpenRoots:
                 is_same = file.is_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
             else:
                 here = self.contents_at(locations)
-                texts, noted = self.listed.rewritten(number), group.contents
+                texts, noted = self.listed.rewritten_paths(number), group.contents
                 has_same_files = _identities(here.files, texts) == _identities(noted.files, texts)
                 is_same = has_same_files and set(here.directories) == set(noted.directories)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -141,7 +141,7 @@ class OpenRoots:
             return status is not None
         if self.is_same_file(one.source, one.target):
             return True
-        noted = self.noted(one)
+        noted = self.fingerprints_of(one)
         if not stat.S_ISDIR(status.st_mode):
             return any(file.inode == status.st_ino for file in noted)
         here = self.contents_at({one.target.path: one.target})
@@ -154,17 +154,17 @@ class OpenRoots:
         if status is None or one.file is not None:
             return status is not None and one.file is not None and one.file.is_of(status)
         here = self.contents_at({self._member(one): location})
-        texts = self.listed.rewritten(one.group)
-        return _identities(here.files, texts) == _identities(self.noted(one), texts)
+        texts = self.listed.rewritten_paths(one.group)
+        return _identities(here.files, texts) == _identities(self.fingerprints_of(one), texts)
 
-    def noted(self, one: Move) -> list[Fingerprint]:
+    def fingerprints_of(self, one: Move) -> list[Fingerprint]:
         """Return the fingerprints of the files that an operation moves."""
         return self.listed.files_at(one.group, self._member(one)) if one.file is None else [one.file]
 
     def _member(self, one: Move) -> str:
         """Return the original path of the member that an operation moves."""
         location = one.source
-        for earlier in reversed(self.listed.of_groups[one.group]):
+        for earlier in reversed(self.listed.moves_by_group[one.group]):
             if earlier.target == location:
                 location = earlier.source
         return location.path
@@ -178,7 +178,7 @@ class OpenRoots:
             OSError: It has a mount point, or this user can't change it.
         """
         group = self.listed.groups[number]
-        home = {member: Location(self.listed.home(number), member) for member in group.members}
+        home = {member: Location(self.listed.original_root(number), member) for member in group.members}
         try:
             self.require_unchanged(number, home)
         except StalePlan as change:
@@ -190,7 +190,7 @@ class OpenRoots:
 
     def require_free(self, number: int) -> None:
         """Require that the new names of a group are free, or are freed by earlier operations."""
-        for one in self.listed.of_groups[number]:
+        for one in self.listed.moves_by_group[number]:
             status = None if one.target.is_private else self.status(one.target)
             if one.replaces is not None:
                 is_free = status is not None and one.replaces.file.is_of(status)
@@ -248,7 +248,7 @@ def open_roots(
         descriptors: dict[Root, int] = {"directory": stack.enter_context(opened(directory))}
         if stage is not None:
             descriptors["stage"] = stage
-        if listed.identity is not None and listed.numbered("trash"):
+        if listed.identity is not None and listed.numbered_directories("trash"):
             with suppress(FileNotFoundError):
                 descriptors["trash"] = stack.enter_context(open_place(state_dir, listed.identity)).fd
         yield stack.enter_context(OpenRoots(listed, descriptors))

@@ -46,7 +46,7 @@ from ckpttool.transaction.journal import (
     StoredFile,
 )
 from ckpttool.transaction.journal_documents import operations_document
-from ckpttool.transaction.lock import FULL
+from ckpttool.transaction.lock import DISK_FULL
 from ckpttool.transaction.open_roots import OpenRoots, open_roots, require_file
 from ckpttool.transaction.paths import shown
 from ckpttool.transaction.pointer_files import restore_pointer, temporary_name, write_pointer
@@ -91,7 +91,7 @@ def begin_stage(directory: str, listed: OperationList, state_dir: StateDir | Non
             place = stack.enter_context(OpenDirectory(state_dir.path))
             inner = stack.enter_context(place.make(new_stage_name(state_dir), 0o700))
             try:
-                for number in sorted(listed.numbered("stage")):
+                for number in sorted(listed.numbered_directories("stage")):
                     inner.make(number, 0o700).close()
                 # If the directory is copied while this command runs, the copy has the same journal, but all
                 # its inodes differ. The stage's own inode shows recovery which of the two it is in.
@@ -107,7 +107,7 @@ def begin_stage(directory: str, listed: OperationList, state_dir: StateDir | Non
                 raise
         except OSError as error:
             reason = from_os_error(error, directory).reason
-            if error.errno in FULL:
+            if error.errno in DISK_FULL:
                 reason += f" for the journal{result}: free a few kB and try again"
                 raise NoRoom(directory, reason) from error
             raise AccessDenied(directory, f"{reason}{result}") from error
@@ -129,7 +129,7 @@ def _opened_stage(
     directory: str, inner: OpenDirectory, listed: OperationList, state_dir: StateDir
 ) -> Iterator[Stage]:
     assert inner.descriptor is not None  # stages are made only on systems with ``dir_fd``
-    if listed.identity is not None and (numbers := listed.numbered("trash")):
+    if listed.identity is not None and (numbers := listed.numbered_directories("trash")):
         make_place(state_dir, listed.identity, numbers)
     with open_roots(directory, listed, state_dir, inner.descriptor) as roots:
         yield Stage(roots, directory, state_dir, inner)
@@ -177,7 +177,7 @@ class Stage:
 
     # Forward ------------------------------------------------------------------------------------------
 
-    def forward(self) -> Failures:
+    def execute(self) -> Failures:
         """Execute all operations before the commit; return the errors by group.
 
         A group that fails is reverted here if it is independent of the others; else the caller reverts all.
@@ -218,14 +218,14 @@ class Stage:
         write_pointer(one, self.roots.descriptors["directory"], self.roots.descriptors["stage"])
 
     def _do(self, one: Move) -> None:
-        steps = self.listed.of_groups[one.group]
+        steps = self.listed.moves_by_group[one.group]
         if one is steps[0]:
             self.roots.require_ready(one.group)
             self._set_aside(steps)
         self._move(one)
         if one is steps[-1]:
             # Another process may have replaced a file between the check and the call.
-            self.roots.require_unchanged(one.group, self.listed.ends(one.group))
+            self.roots.require_unchanged(one.group, self.listed.final_locations(one.group))
 
     def _set_aside(self, steps: Sequence[Move]) -> None:
         """Link files that will be replaced to a second name, and sync."""
@@ -273,7 +273,7 @@ class Stage:
             StalePlan: A file that is still to be moved has changed.
             OSError: A file can't be moved.
         """
-        for one in self.listed.of_groups[number]:
+        for one in self.listed.moves_by_group[number]:
             if one.replaces is not None:
                 if self._is_waiting(one, one.replaces):
                     self._set_aside([one])
@@ -298,7 +298,7 @@ class Stage:
         if self.listed.kind not in ("remove", "output"):
             for number in numbers:
                 try:
-                    self.roots.require_unchanged(number, self.listed.ends(number))
+                    self.roots.require_unchanged(number, self.listed.final_locations(number))
                 except (OSError, StalePlan) as failure:
                     failures[number] = failure
         if not failures:
@@ -348,14 +348,14 @@ class Stage:
         listed = self.listed
         if listed.identity is None or listed.kind == "restore":
             return
-        done = listed.only(numbers)
+        done = listed.subset(numbers)
         step = UndoStep(os.path.basename(self.path), done.inverse())
         kind: Literal["rename", "trash"] = "rename" if listed.kind == "rename" else "trash"
         add_step(self.directory, self._state_dir, listed.identity, kind, step)
 
     # Back ---------------------------------------------------------------------------------------------
 
-    def back(self, numbers: Collection[int]) -> Failures:
+    def revert(self, numbers: Collection[int]) -> Failures:
         """Revert the operations of some groups in reverse order; return the errors by group.
 
         Pointers name restored checkpoints again; changes that others made to them are kept.
@@ -363,28 +363,28 @@ class Stage:
         # Old names are linked again first, and are durable when the pointers name them. Only then are the new
         # names removed, so that a pointer never names a missing file.
         failures = self._relink(numbers)
-        back = [number for number in numbers if self._is_home(number) or self.holds(number)]
+        back = [number for number in numbers if self._is_in_place(number) or self.holds(number)]
         # A new index is removed again, unless a trainer has saved files of the same names since: then the
         # index belongs to the new checkpoint, whatever its text.
         pointers = self.listed.pointers
         saved = self._saved_again({one.name: one.after or "" for one in pointers if one.before is None})
-        for (number, _), steps in groupby(reversed(self.listed.operations), key=_group_and_place):
+        for (number, _), steps in groupby(reversed(self.listed.operations), key=_group_and_root):
             if number is None:
                 for one in steps:
                     if isinstance(one, Rewrite) and one.name not in saved:
                         self._restore_pointer(one, [at for at in back if at not in failures])
             elif number in numbers and number not in failures:
-                failures |= self._reverted(number, [one for one in steps if isinstance(one, Move)])
+                failures |= self._revert_moves(number, [one for one in steps if isinstance(one, Move)])
         self.sync()
         return failures
 
     def _revert_group(self, number: int) -> Failures:
         """Revert the operations of one group, without pointers."""
-        return self._reverted(number, self.listed.of_groups[number][::-1])
+        return self._revert_moves(number, self.listed.moves_by_group[number][::-1])
 
-    def _reverted(self, number: int, steps: Sequence[Move]) -> Failures:
+    def _revert_moves(self, number: int, steps: Sequence[Move]) -> Failures:
         try:
-            self._revert(steps)
+            self._revert_steps(steps)
         except (OSError, StalePlan) as failure:
             why = system_text(failure) if isinstance(failure, OSError) else str(failure)
             where = f"it is in {self.shown_place(number)}: move or remove it by hand"
@@ -394,7 +394,7 @@ class Stage:
     def _relink(self, numbers: Collection[int]) -> Failures:
         """Restore old names that were unlinked, before pointers name them again."""
         failures = Failures()
-        moves = (one for number in numbers for one in self.listed.of_groups[number] if one.is_within)
+        moves = (one for number in numbers for one in self.listed.moves_by_group[number] if one.is_rename)
         unlinked = [one for one in moves if self._is_unlinked(one)]
         for one in unlinked:
             try:
@@ -412,7 +412,7 @@ class Stage:
 
     def revert_all(self) -> Failures:
         """Revert all operations, and drop their undo step."""
-        failures = self.back(range(len(self.listed.groups)))
+        failures = self.revert(range(len(self.listed.groups)))
         if not failures:
             self._forget()
         return failures
@@ -422,7 +422,7 @@ class Stage:
         if self.listed.identity is not None and self.listed.kind != "restore":
             drop_step(self.directory, self._state_dir, self.listed.identity, os.path.basename(self.path))
 
-    def _revert(self, steps: Sequence[Move]) -> None:
+    def _revert_steps(self, steps: Sequence[Move]) -> None:
         """Revert consecutive operations of one group, unless one of them is blocked."""
         # All steps are checked before the first is reverted: a checkpoint that is blocked
         # stays whole in its place.
@@ -483,9 +483,12 @@ class Stage:
         directory, stage = self.roots.descriptors["directory"], self.roots.descriptors["stage"]
         restore_pointer(one, names, directory, stage, is_all=len(back) == len(groups))
 
-    def _is_home(self, number: int) -> bool:
+    def _is_in_place(self, number: int) -> bool:
         """Return whether all members of a group exist at their original locations."""
-        home = (Location(self.listed.home(number), member) for member in self.listed.groups[number].members)
+        home = (
+            Location(self.listed.original_root(number), member)
+            for member in self.listed.groups[number].members
+        )
         return all(map(self.roots.status, home))
 
     # Finishing ------------------------------------------------------------------------------------------
@@ -496,7 +499,7 @@ class Stage:
         Returns:
             Notes for the user on groups whose files others have modified or replaced.
         """
-        groups = [self.listed.of_groups[number] for number in numbers]
+        groups = [self.listed.moves_by_group[number] for number in numbers]
         # A trainer may have saved under a new name since. Then the renamed file has only its old name, and an
         # index that refers to it is needed. The other old indexes are removed before the data: without its
         # index, the rest of a checkpoint isn't taken for one.
@@ -525,13 +528,13 @@ class Stage:
             else:
                 names = f"{one.source.path} and {one.target.path}"
                 both[one.group] = f"modified meanwhile; {names} are the same file: remove one of them"
-        for location in chain.from_iterable(map(self.listed.unlinked, numbers)):
+        for location in chain.from_iterable(map(self.listed.unlinked_locations, numbers)):
             self.roots.unlink(location)
         return both
 
     def _is_kept(self, one: Move) -> bool:
         """Return whether a file has only its old name, since another file has the new one."""
-        has_one_name = one.is_within and not self.roots.is_same_file(one.source, one.target)
+        has_one_name = one.is_rename and not self.roots.is_same_file(one.source, one.target)
         return has_one_name and self.roots.is_unmodified_at(one, one.source)
 
     def _saved_again(self, indexes: Mapping[str, str]) -> set[str]:
@@ -543,7 +546,7 @@ class Stage:
         if not indexes:
             return set()
         groups = self.listed.groups
-        pairs = (pair for number in range(len(groups)) for pair in self.listed.names(number))
+        pairs = (pair for number in range(len(groups)) for pair in self.listed.old_and_new_paths(number))
         found = {name: self.roots.status(Location("directory", name)) for pair in pairs for name in pair}
         # A file under a listed name whose inode the journal doesn't list was saved after the plan was made.
         others = [
@@ -556,11 +559,11 @@ class Stage:
     def drop_record(self, numbers: Collection[int]) -> None:
         """Drop restored groups from the record of the command that is undone."""
         if self.listed.kind == "restore" and self.listed.identity is not None:
-            drop_groups(self.directory, self._state_dir, self.listed.only(numbers))
+            drop_groups(self.directory, self._state_dir, self.listed.subset(numbers))
 
     def place_of(self, number: int) -> int:
         """Return the descriptor of the directory in the stage that holds a removed group."""
-        return self.roots.at(next(iter(self.listed.ends(number).values())))[0]
+        return self.roots.at(next(iter(self.listed.final_locations(number).values())))[0]
 
     def purge(self, number: int) -> Iterator[int]:
         """Unlink a removed checkpoint if it is unmodified; yield the bytes freed by each file."""
@@ -568,7 +571,7 @@ class Stage:
             self.place_of(number),
             self.listed.groups[number].contents,
             self.shown_place(number),
-            lambda: self.roots.require_unchanged(number, self.listed.ends(number)),
+            lambda: self.roots.require_unchanged(number, self.listed.final_locations(number)),
         )
 
     def close(self) -> None:
@@ -581,9 +584,9 @@ class Stage:
 
     def shown_place(self, number: int) -> str:
         """Return the path of a directory that holds a group or a part of it, for messages."""
-        moved = (end for one in self.listed.of_groups[number] for end in (one.target, one.source))
+        moved = (end for one in self.listed.moves_by_group[number] for end in (one.target, one.source))
         there = (location for location in moved if location.is_private and self.roots.status(location))
-        location = next(there, next(iter(self.listed.ends(number).values())))
+        location = next(there, next(iter(self.listed.final_locations(number).values())))
         roots = {"stage": self.path, "directory": self.directory}
         if location.root == "trash":
             roots["trash"] = self._state_dir.trash_place(self.listed.identity or "")
@@ -591,7 +594,7 @@ class Stage:
 
     def holds(self, number: int) -> bool:
         """Return whether a part of a group is at its final location."""
-        return any(map(self.roots.has_moved, self.listed.of_groups[number]))
+        return any(map(self.roots.has_moved, self.listed.moves_by_group[number]))
 
     def sync(self) -> None:
         """Sync all directories that operations change."""
@@ -603,7 +606,7 @@ class Stage:
 _TAKEN = "another file now has this name"
 
 
-def _group_and_place(one: Operation) -> tuple[int | None, Root]:
+def _group_and_root(one: Operation) -> tuple[int | None, Root]:
     """Return the group of an operation, and the root that it moves to."""
     # Checkpoints that exchange their names are moved twice, into the stage first. Each of the two runs of a
     # group's moves is reverted on its own.

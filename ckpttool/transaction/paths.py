@@ -14,7 +14,7 @@ def shown(path: str) -> str:
     return name if name and not name.startswith("-") else path
 
 
-def bare(path: str) -> str:
+def without_trailing_slashes(path: str) -> str:
     """Return a path without trailing slashes, so that paths below it have one spelling."""
     return path.rstrip(os.sep) or path[:1]
 
@@ -23,7 +23,7 @@ def require_directory(path: str | os.PathLike[str]) -> str:
     """Return the path of an existing directory without trailing slashes."""
     try:
         fs.entries(os.fspath(path))
-        return bare(os.fspath(path))
+        return without_trailing_slashes(os.fspath(path))
     except NotADirectoryError as error:
         raise UsageError(f"{path} is a file (name the directory that it is in)") from error
     except OSError as error:

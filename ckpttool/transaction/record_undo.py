@@ -109,12 +109,12 @@ def _path(record: CommandRecord, path: str) -> str:
 
 def _last_path(record: CommandRecord, undoing: OperationList, number: int) -> str:
     """Return the path that a checkpoint has until it is restored."""
-    if undoing.home(number) == "trash":
-        return os.path.join(record.place, undoing.names(number)[-1][0])
+    if undoing.original_root(number) == "trash":
+        return os.path.join(record.place, undoing.old_and_new_paths(number)[-1][0])
     group = undoing.groups[number]
     if record.kind == "prune":  # a bucket keeps versions under the same name
         return os.path.join(record.directory, os.path.basename(group.path))
-    return os.path.join(record.directory, group.new_name or undoing.names(number)[-1][0])
+    return os.path.join(record.directory, group.new_name or undoing.old_and_new_paths(number)[-1][0])
 
 
 # Pointers ------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def _merge_pointers(
         elif merged.after != one.after:
             problem = "it points elsewhere now" if one.is_link else "modified since by another program"
             left.append(Problem(shown(path), f"{problem}; left unchanged"))
-    return undoing.only(fit).with_pointers(pointers), left
+    return undoing.subset(fit).with_pointers(pointers), left
 
 
 def _merge_link(path: str, one: Rewrite) -> Rewrite:
@@ -186,7 +186,7 @@ def _pointer_paths(record: CommandRecord, step: UndoStep, listed: OperationList)
     # Undoing the steps before renames directories again, and with them the paths of pointers below.
     for earlier in reversed(record.steps[: journals.index(step.journal)]):
         groups = range(len(earlier.undoing.groups))
-        first = {now: old for number in groups for now, old in earlier.undoing.names(number)}
+        first = {now: old for number in groups for now, old in earlier.undoing.old_and_new_paths(number)}
         parts = [name.partition(os.sep) for name in names]
         names = [first.get(name, name) + mark + rest for name, mark, rest in parts]
     return [shown(os.path.join(record.directory, name)) for name in names]
@@ -218,9 +218,9 @@ def operations_in_copy(
     try:
         with open_roots(directory, listed, state_dir) as roots:
             for number, group in enumerate(listed.groups):
-                rewritten = listed.rewritten(number)
+                rewritten = listed.rewritten_paths(number)
                 for file in group.contents.files:
-                    here = _file_at(roots, Location(listed.home(number), file.path))
+                    here = _file_at(roots, Location(listed.original_root(number), file.path))
                     if here is not None:
                         now[file] = here
                         if file.path not in rewritten:  # rewritten files are compared by their texts

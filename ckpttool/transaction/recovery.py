@@ -30,7 +30,7 @@ def recover_directory(directory: str) -> Recovery:
         try:
             settled = engine.settle(path)
         except OSError as error:
-            reason = f"the interrupted command can't be recovered: {error_text(error)}"
+            reason = f"can't recover the interrupted command: {error_text(error)}"
             raise AccessDenied(path, reason) from error
         if settled is not None:
             _report(directory, path, settled, recovery)
@@ -51,7 +51,7 @@ def _report(directory: str, path: str, settled: Settled, recovery: Recovery) -> 
     paths = [shown(os.path.join(directory, os.path.basename(group.path))) for group in listed.groups]
     if listed.kind == "remove":
         recovery.finished += [paths[at] for at in settled.finished if at not in settled.failures]
-        recovery.put_back += [paths[at] for at in settled.put_back if at not in settled.failures]
+        recovery.put_back += [paths[at] for at in settled.reverted if at not in settled.failures]
         recovery.failed |= {paths[number]: why for number, why in settled.failures.items()}
     else:
         _report_moves(directory, settled, paths, recovery)

@@ -26,7 +26,7 @@ class Settled:
     Attributes:
         listed: Operations of the journal.
         finished: Completed groups.
-        put_back: Reverted groups.
+        reverted: Reverted groups.
         failures: Reasons why others could be neither completed nor reverted.
         notes: Notes for the user on completed groups.
         left: Message on files in the stage that the journal doesn't list; None without any.
@@ -34,7 +34,7 @@ class Settled:
 
     listed: OperationList
     finished: list[int] = field(default_factory=list)
-    put_back: list[int] = field(default_factory=list)
+    reverted: list[int] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     notes: dict[int, str] = field(default_factory=dict)
     left: str | None = None
@@ -137,7 +137,7 @@ class _Settlement:
                 if is_removal and not self._stage.holds(number):
                     back += [number] * (number not in (self._stage.done or ()))
                 else:
-                    (settled.finished if self._is_to_finish(number) else settled.put_back).append(number)
+                    (settled.finished if self._is_to_finish(number) else settled.reverted).append(number)
             except OSError as error:
                 where = self._stage.shown_place(number)
                 settled.failures[number] = f"{system_text(error)}; it is in {where}"
@@ -148,7 +148,7 @@ class _Settlement:
             self._keep_blocked()
         except (OSError, CheckpointError) as error:
             return Settled.failed(listed, system_text(error) if isinstance(error, OSError) else error.reason)
-        self._back([*back, *settled.put_back])
+        self._back([*back, *settled.reverted])
         self._complete()
         return settled
 
@@ -160,9 +160,11 @@ class _Settlement:
         settled, listed = self._settled, self._listed
         if self._stage.is_committed or listed.kind in ("remove", "output"):
             return
-        kept = [number for number in settled.put_back if any(map(self._is_taken, listed.of_groups[number]))]
+        kept = [
+            number for number in settled.reverted if any(map(self._is_taken, listed.moves_by_group[number]))
+        ]
         if kept and listed.is_indivisible and listed.kind != "trash":
-            kept = settled.put_back
+            kept = settled.reverted
         try:
             for number in kept:
                 self._stage.advance(number)
@@ -180,7 +182,7 @@ class _Settlement:
         self._stage.record(kept)
         self._stage.commit(kept)
         settled.finished += kept
-        settled.put_back = [number for number in settled.put_back if number not in kept]
+        settled.reverted = [number for number in settled.reverted if number not in kept]
 
     def _is_taken(self, one: Move) -> bool:
         """Return whether others have saved under the old name of a moved file."""
@@ -207,12 +209,12 @@ class _Settlement:
         was_committed = self._stage.is_committed
         # ``done.json`` is shortened before anything is moved back: if this is killed as well, the next
         # recovery must not take these groups for committed, and unlink them.
-        if not done.isdisjoint(settled.put_back):
-            self._stage.withdraw(settled.put_back)
+        if not done.isdisjoint(settled.reverted):
+            self._stage.withdraw(settled.reverted)
         if not was_committed and not settled.failures:
             failed = self._stage.revert_all()
         else:
-            failed = self._stage.back(numbers) if numbers else {}
+            failed = self._stage.revert(numbers) if numbers else {}
         settled.failures |= {number: str(failure) for number, failure in failed.items()}
 
     def _complete(self) -> None:
@@ -255,7 +257,7 @@ class _Settlement:
         if any(status(Location("stage", file.path)) is None for file in listed.final_contents(number).files):
             return True
         try:
-            self._stage.roots.require_unchanged(number, listed.ends(number))
+            self._stage.roots.require_unchanged(number, listed.final_locations(number))
         except StalePlan:
             return False
         return all(status(Location("directory", name)) for name in listed.groups[number].survivors)
@@ -265,7 +267,7 @@ class _Settlement:
         if self._listed.kind == "output" or self._stage.is_committed:
             return False  # an area has its own inode in ``owner``, and a committed list needs no check
         is_there = False
-        for location in (place for one in chain(*self._listed.of_groups) for place in one.locations):
+        for location in (place for one in chain(*self._listed.moves_by_group) for place in one.locations):
             if self._stage.roots.status(location) is not None:
                 is_there = True
                 here = self._stage.roots.contents_at({location.path: location}).files

@@ -39,7 +39,7 @@ from ckpttool.storage.directories import (
     remove_leftover,
     try_lock,
 )
-from ckpttool.storage.sink import Sink, Written
+from ckpttool.storage.sink import Sink, WrittenTensor
 from ckpttool.storage.work import Advance, default_jobs, no_advance, pool_of_calls
 from ckpttool.transaction.files import StalePlan, contents
 from ckpttool.transaction.journal import CONTENT, REPLACED, OperationList, output_operations
@@ -103,7 +103,7 @@ class StagedOutput:
         self._advance = advance
         self._sinks: list[Sink] = []
         self._syncing = pool_of_calls(1)
-        self.written: list[Written] = []
+        self.written: list[WrittenTensor] = []
         self.warnings: tuple[str, ...] = ()
         self._holds_old = False
         self._open = ExitStack()
@@ -274,7 +274,7 @@ class StagedOutput:
         """Set aside the old files and move in the new ones, or revert both."""
         with begin_output(self._directory, area, listed) as stage:
             try:
-                for failure in stage.forward().values():
+                for failure in stage.execute().values():
                     raise failure
                 numbers = range(len(listed.groups))
                 stage.prepare(numbers)

@@ -14,7 +14,7 @@ from typing import TypeVar
 from ckpttool.core.errors import from_os_error
 from ckpttool.formats import list_kind
 from ckpttool.storage import fs, remote
-from ckpttool.storage.stores import ObjectStatus, Replaced
+from ckpttool.storage.stores import ObjectReplaced, ObjectStatus
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.journal import IDENTITY, Kind, Move, OperationList, Root
 
@@ -80,7 +80,7 @@ class StoreDirectory:
         try:
             return self.store.write(self.key(name), [data], len(data), of)
         except (FileExistsError, FileNotFoundError) as error:
-            raise Replaced(self._url(name)) from error
+            raise ObjectReplaced(self._url(name)) from error
 
     def remove_now(self, name: str) -> None:
         """Remove an object of ours, whatever its version."""
@@ -92,13 +92,13 @@ class StoreDirectory:
         self.store.copy(self.key(name), self.key(to))
         copied = self.status(to)
         if copied is None or copied.size != size:
-            raise Replaced(self._url(name))
+            raise ObjectReplaced(self._url(name))
 
     def _url(self, name: str) -> str:
         return f"{self.directory}/{name}"
 
 
-def each(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
+def map_on_threads(function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
     """Call a function for items on several threads; yield each with its result. The first error is raised."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -118,7 +118,7 @@ def results_or_errors(
         except (OSError, StalePlan) as error:
             return error
 
-    return each(attempt, items)
+    return map_on_threads(attempt, items)
 
 
 def keeps_versions(urls: Sequence[str]) -> bool:
@@ -130,7 +130,7 @@ def keeps_versions(urls: Sequence[str]) -> bool:
             return store.keeps_version(name)
         return False
 
-    return bool(urls) and all(is_kept for _, is_kept in each(keeps, urls))
+    return bool(urls) and all(is_kept for _, is_kept in map_on_threads(keeps, urls))
 
 
 # Journals -------------------------------------------------------------------------------------------

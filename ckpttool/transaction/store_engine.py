@@ -163,7 +163,7 @@ def _unchanged(directory: str, removals: Sequence[Group], outcome: Outcome) -> l
 
 
 def _with_version(file: Fingerprint, directory: str) -> Fingerprint:
-    known = remote.look_at(f"{directory}/{file.path}").object
+    known = remote.cached_status(f"{directory}/{file.path}").object
     return file if known is None else replace(file, version=known.version)
 
 
@@ -230,7 +230,7 @@ def _settled(operations: StoreOperations) -> Settled:
     done = sorted(listed.done or ())
     settled.finished = sorted(operations.incomplete().intersection(done))
     if listed.kind == "trash":
-        settled.put_back = [at for at in numbers if at not in settled.finished]
+        settled.reverted = [at for at in numbers if at not in settled.finished]
     if not listed.is_committed:
         operations.abandon()
         return settled

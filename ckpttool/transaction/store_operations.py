@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from ckpttool.core.errors import AccessDenied
 from ckpttool.formats.interface import SIDECARS
 from ckpttool.storage import remote
-from ckpttool.storage.stores import ObjectStatus, ObjectVersions, OlderVersions, Replaced
+from ckpttool.storage.stores import ObjectReplaced, ObjectStatus, ObjectVersions, OlderVersions
 from ckpttool.transaction.files import Fingerprint, StalePlan
 from ckpttool.transaction.history import RecordKind, UndoStep, add_step, drop_groups
 from ckpttool.transaction.journal import Move, OperationList, Rewrite
@@ -51,9 +51,9 @@ from ckpttool.transaction.stages import journal_text
 from ckpttool.transaction.state_dir import MAX_BYTES, TRASH, StateDir, parse_own
 from ckpttool.transaction.store_directory import (
     StoreDirectory,
-    each,
     identity_of_journal,
     journal_name,
+    map_on_threads,
     require_of_store,
     results_or_errors,
 )
@@ -149,7 +149,7 @@ class StoreOperations:
     def _claim(self, done: Collection[int] | None) -> None:
         try:
             self._write(done)
-        except Replaced as error:
+        except ObjectReplaced as error:
             raise AccessDenied(self.directory, ANOTHER_AT_WORK, code=BUSY) from error
 
     def _write(self, done: Collection[int] | None) -> None:
@@ -160,7 +160,7 @@ class StoreOperations:
         name = journal_name(self._identity)
         try:
             self._journal = self._place.replace(name, data, self._journal)
-        except Replaced:
+        except ObjectReplaced:
             # If the answer to a successful request is lost, the request is repeated, and its condition fails.
             # The journal has a random ID, so one with the same bytes is the one that was just written.
             found = self._place.read(name, MAX_BYTES)
@@ -177,7 +177,7 @@ class StoreOperations:
     def copy(self) -> Failures:
         """Copy objects to the trash; return the errors by group, and drop the copies of failed groups."""
         to_trash = [one for one in self._all if one.copy]
-        failures = _each(lambda one: self._place.copy(one.path, one.copy, one.file.size), to_trash)
+        failures = _errors_of_each(lambda one: self._place.copy(one.path, one.copy, one.file.size), to_trash)
         self.drop_copies(failures)
         return failures
 
@@ -190,7 +190,7 @@ class StoreOperations:
         self.listed = self.listed.with_pointers(pointers)
         try:
             self._write(numbers)
-        except Replaced as error:
+        except ObjectReplaced as error:
             self.drop_copies(range(len(self.objects)))
             reason = "another ckpttool took this prune for interrupted, and reverted it; nothing was removed"
             raise AccessDenied(self.directory, reason) from error
@@ -206,9 +206,9 @@ class StoreOperations:
         """
         # First objects go in a round of their own: a checkpoint that has lost one is incomplete for every
         # reader, and recovery completes its removal.
-        failures = _each(self._remove, (one for one in self._of(numbers) if one.is_first))
+        failures = _errors_of_each(self._remove, (one for one in self._of(numbers) if one.is_first))
         rest = [one for one in self._of(numbers) if not one.is_first and one.group not in failures]
-        for number, error in _each(self._remove, rest).items():
+        for number, error in _errors_of_each(self._remove, rest).items():
             failures[number] = StrandedCheckpoint(f"only partly removed: {error_text(error)}")
             failures[number].__cause__ = error
         return failures
@@ -218,7 +218,7 @@ class StoreOperations:
 
     def close(self, numbers: Collection[int]) -> None:
         """Record how some groups are undone, and remove the journal."""
-        listed = self.listed.only(numbers)
+        listed = self.listed.subset(numbers)
         if listed.identity is not None and listed.groups:
             remote.forget()
             kind: RecordKind = "trash" if listed.kind == "trash" else "prune"
@@ -238,13 +238,13 @@ class StoreOperations:
 
     def drop_copies(self, numbers: Iterable[int]) -> None:
         """Remove the copies of some groups from the trash."""
-        for _ in each(self._place.remove_now, (one.copy for one in self._of(numbers) if one.copy)):
+        for _ in map_on_threads(self._place.remove_now, (one.copy for one in self._of(numbers) if one.copy)):
             pass
 
     def incomplete(self) -> set[int]:
         """Return the groups that are incomplete in the directory, since they lack their first object."""
         firsts = [objects[0] for objects in self.objects]
-        statuses = each(lambda one: self._place.status(one.path), firsts)
+        statuses = map_on_threads(lambda one: self._place.status(one.path), firsts)
         return {one.group for one, status in statuses if status is None}
 
     def incomplete_names(self) -> set[str]:
@@ -265,7 +265,7 @@ class StoreOperations:
         if found[0] != one.after:
             try:
                 self._place.replace(one.name, one.after.encode("utf-8", "surrogateescape"), found[1])
-            except Replaced:
+            except ObjectReplaced:
                 return False
         return True
 
@@ -287,16 +287,18 @@ class StoreOperations:
             except ValueError:  # it names no checkpoint any more
                 continue
             if not self._rewrite(back):
-                raise Replaced(f"{self.directory}/{one.name}")
+                raise ObjectReplaced(f"{self.directory}/{one.name}")
 
     # Restoration --------------------------------------------------------------------------------------
 
     def missing(self) -> tuple[list[StoredObject], Failures]:
         """Return the objects that are to be restored, and the errors of groups that can't be."""
         self._load_versions()
-        results = list(results_or_errors(self.is_back, self._all))
+        results = list(results_or_errors(self.is_restored, self._all))
         failures = _failures(results)
-        return [one for one, is_back in results if is_back is False and one.group not in failures], failures
+        return [
+            one for one, is_restored in results if is_restored is False and one.group not in failures
+        ], failures
 
     def restore(self, missing: Sequence[StoredObject], failures: Failures) -> tuple[list[int], Failures]:
         """Restore missing objects, write pointers, and remove the trash of complete groups.
@@ -305,34 +307,38 @@ class StoreOperations:
             The groups that are in place, and the errors of the others.
         """
         # The first object of a checkpoint is restored last: until then, the checkpoint counts as incomplete.
-        failures = failures | self._bring_back([one for one in missing if not one.is_first])
-        failures |= self._bring_back([one for one in missing if one.is_first and one.group not in failures])
+        failures = failures | self._restore_objects([one for one in missing if not one.is_first])
+        failures |= self._restore_objects(
+            [one for one in missing if one.is_first and one.group not in failures]
+        )
         numbers = [number for number in range(len(self.objects)) if number not in failures]
         if numbers:
             rewrites = (one.inverse for one in self.listed.pointers)
             self._restore_names(rewrites, numbers, is_all=not failures)
             self.drop_copies(numbers)
             remote.forget()
-            drop_groups(self.directory, StateDir(self.directory), self.listed.only(numbers))
+            drop_groups(self.directory, StateDir(self.directory), self.listed.subset(numbers))
         return numbers, failures
 
-    def _bring_back(self, objects: Sequence[StoredObject]) -> Failures:
+    def _restore_objects(self, objects: Sequence[StoredObject]) -> Failures:
         """Copy objects from the trash, or remove the delete markers that hide them."""
-        failures = _each(self._copy_back, (one for one in objects if one.copy))
+        failures = _errors_of_each(self._copy_back, (one for one in objects if one.copy))
         hidden = [one for one in objects if not one.copy]
         for _ in range(_MOST_MARKERS if hidden else 0):  # each deletion has added a marker
-            failures |= _each(self._uncover, hidden)
+            failures |= _errors_of_each(self._uncover, hidden)
             self._load_versions()
-            results = list(results_or_errors(self.is_back, hidden))
+            results = list(results_or_errors(self.is_restored, hidden))
             failures |= _failures(results)
-            hidden = [one for one, is_back in results if is_back is False and one.group not in failures]
+            hidden = [
+                one for one, is_restored in results if is_restored is False and one.group not in failures
+            ]
             if not hidden:
                 break
         hiding = StalePlan(f"hidden by more than {_MOST_MARKERS} delete markers")
         return failures | dict.fromkeys((one.group for one in hidden), hiding)
 
     def _copy_back(self, one: StoredObject) -> None:
-        if not self.is_back(one):  # another undo may have been faster
+        if not self.is_restored(one):  # another undo may have been faster
             self._place.copy(one.copy, one.path, one.file.size)
 
     def _uncover(self, one: StoredObject) -> None:
@@ -341,7 +347,7 @@ class StoreOperations:
         if marker is not None:
             self._bucket.uncover(key, marker)
 
-    def is_back(self, one: StoredObject) -> bool:
+    def is_restored(self, one: StoredObject) -> bool:
         """Return whether an object that is to be restored is in place.
 
         Raises:
@@ -399,13 +405,15 @@ class StoreOperations:
 
     def empty(self, numbers: Collection[int]) -> Failures:
         """Remove the copies of some groups from the trash for good; return the errors by group."""
-        return _each(lambda one: self._place.remove_now(one.copy), (o for o in self._of(numbers) if o.copy))
+        return _errors_of_each(
+            lambda one: self._place.remove_now(one.copy), (o for o in self._of(numbers) if o.copy)
+        )
 
 
 def _objects_of(listed: OperationList, number: int, identity: str) -> list[StoredObject]:
     """Return the objects of a group in the order in which they leave."""
     found: list[StoredObject] = []
-    for one in listed.of_groups[number]:
+    for one in listed.moves_by_group[number]:
         if isinstance(one, Move):
             for file in listed.files_at(number, one.source.path):
                 below = file.path[len(one.source.path) :]
@@ -423,7 +431,7 @@ def order_of_removal(path: str) -> tuple[bool, bool, bool, str]:
     return *is_last, path
 
 
-def _each(function: Callable[[StoredObject], object], objects: Iterable[StoredObject]) -> Failures:
+def _errors_of_each(function: Callable[[StoredObject], object], objects: Iterable[StoredObject]) -> Failures:
     """Call a function for objects on several threads; return the first error of each group."""
     return _failures(results_or_errors(function, objects))
 
@@ -432,7 +440,7 @@ def _failures(results: Iterable[tuple[StoredObject, object]]) -> Failures:
     """Return the first error of each group."""
     failures = Failures()
     for one, result in results:
-        if isinstance(result, Replaced):
+        if isinstance(result, ObjectReplaced):
             failures.setdefault(one.group, StalePlan("it has changed", since_plan=True))
         elif isinstance(result, Exception):
             failures.setdefault(one.group, result)

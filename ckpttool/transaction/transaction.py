@@ -21,7 +21,7 @@ from ckpttool.storage.work import in_order
 from ckpttool.transaction.files import StalePlan
 from ckpttool.transaction.history import read_record, require_own_trash
 from ckpttool.transaction.journal import OperationList
-from ckpttool.transaction.lock import FULL
+from ckpttool.transaction.lock import DISK_FULL
 from ckpttool.transaction.open_roots import AlreadyGone, open_roots
 from ckpttool.transaction.operations import Stage, UnknownCommit, begin_stage
 from ckpttool.transaction.pointer_files import require_pointers
@@ -63,7 +63,7 @@ class Failure(NamedTuple):
                 problem = "its new location is on another file system"
             has_name = names_file and isinstance(error.filename, str) and error.filename
             name = os.path.basename(error.filename) if has_name else None
-            return cls(problem, file=name, is_disk_full=error.errno in FULL)
+            return cls(problem, file=name, is_disk_full=error.errno in DISK_FULL)
         if isinstance(error, StalePlan):
             return cls(error.problem, error.since_plan)
         reason = error.reason if isinstance(error, CheckpointError) else str(error)
@@ -201,7 +201,7 @@ class Transaction:
         except (StalePlan, OSError) as failure:
             paths = [listed.groups[number].path for number in fit]
             failures |= dict.fromkeys(paths if listed.groups else [self._directory], Failure.of(failure))
-        feasible = listed.only([] if listed.is_indivisible and failures else fit)
+        feasible = listed.subset([] if listed.is_indivisible and failures else fit)
         return feasible.with_pointers([]) if failures and not feasible.groups else feasible
 
     # Forward ------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Transaction:
         # rest is prepared again; an indivisible list is reverted as a whole.
         numbers, is_indivisible = range(len(stage.listed.groups)), stage.listed.is_indivisible
         try:
-            failed = stage.forward()
+            failed = stage.execute()
             standing = [number for number in numbers if number not in failed]
             while (standing or not numbers) and not (failed and is_indivisible):
                 changed = stage.prepare(standing)
@@ -219,7 +219,7 @@ class Transaction:
                     break
                 failed |= changed
                 if not is_indivisible:
-                    failed |= stage.back([*changed])
+                    failed |= stage.revert([*changed])
                     standing = [number for number in standing if number not in changed]
         except (StalePlan, CheckpointError, OSError) as failure:
             self._fail_all(failure)
@@ -424,7 +424,7 @@ def purge_groups(stage: Stage, numbers: Sequence[int], outcome: Outcome) -> Mapp
     # As in recovery, the commit is withdrawn before anything is moved back.
     try:
         stage.withdraw(stuck)
-        return stage.back(stuck)
+        return stage.revert(stuck)
     except OSError as error:
         left_there = StrandedCheckpoint(f"{system_text(error)}; the next command recovers it")
         return dict.fromkeys(stuck, left_there)

@@ -30,7 +30,7 @@ from ckpttool.transaction.history import (
     write_record,
 )
 from ckpttool.transaction.lock import lock_directory
-from ckpttool.transaction.paths import bare, shown
+from ckpttool.transaction.paths import shown, without_trailing_slashes
 from ckpttool.transaction.record_undo import operations_in_copy
 from ckpttool.transaction.recovery import recover_directory
 from ckpttool.transaction.state_dir import OWNER, TRASH, StateDir, state_dir_beside, state_dirs
@@ -69,7 +69,7 @@ def empty(directory: str, older_than: int | None = None, dry_run: bool = False) 
         older_than: Minimum age in seconds; None for all.
         dry_run: Whether to change nothing.
     """
-    directory, emptied = bare(directory), EmptiedTrash(dry_run)
+    directory, emptied = without_trailing_slashes(directory), EmptiedTrash(dry_run)
     has_trash = any(fs.isdir(state_dir.trash) for state_dir in state_dirs(directory))
     if not (has_trash or records_under_other_names(directory)):
         return emptied
@@ -112,7 +112,7 @@ def _empty_place(directory: str, state_dir: StateDir, identity: str, emptied: Em
 def _empty_step(record: CommandRecord, step: UndoStep, emptied: EmptiedTrash) -> UndoStep:
     """Remove the checkpoints that a step would restore; return the step with those that are left."""
     if not step.undoing.is_from_trash:  # a rename has no files in the trash
-        return step._replace(undoing=step.undoing.only([]))
+        return step._replace(undoing=step.undoing.subset([]))
     listed, warning = operations_in_copy(record.directory, step.undoing, record.state_dir)
     if warning is not None:
         emptied.warnings.append(f"{shown(record.directory)}: {warning}")
@@ -128,7 +128,7 @@ def _empty_step(record: CommandRecord, step: UndoStep, emptied: EmptiedTrash) ->
         else:
             emptied.removed.append(path)
             emptied.freed_bytes += freed
-    return step._replace(undoing=listed.only(left))
+    return step._replace(undoing=listed.subset(left))
 
 
 def _unlisted_files(place: str, steps: Iterable[UndoStep]) -> Iterator[Problem]:

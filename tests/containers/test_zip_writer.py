@@ -20,7 +20,7 @@ from ckpttool.containers.zip_reader import Archive
 from ckpttool.containers.zip_writer import NumpyZip, TorchZip, ZipWriter
 from ckpttool.core.dtypes import UINT8
 from ckpttool.core.values import Contiguous
-from ckpttool.storage.sink import Sink, Written
+from ckpttool.storage.sink import Sink, WrittenTensor
 from ckpttool.storage.source import Source
 from ckpttool.storage.work import Calls, pool_of_calls
 from tests.support.writing import byte_tensor
@@ -34,7 +34,7 @@ SATURATED = 0xFFFFFFFF
 class Hollow(Sink):
     """A file in which the large stays a hole with the checksum 0, as PyTorch's ``skip_data`` leaves it."""
 
-    def _copy(self, tensor: Tensor, written: Written) -> None:
+    def _copy(self, tensor: Tensor, written: WrittenTensor) -> None:
         written.elements_checksum = 0
 
 

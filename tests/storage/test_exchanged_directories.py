@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckpttool import AccessDenied, CheckpointError, ConvertOptions, UsageError, convert, open_checkpoint
-from ckpttool.storage.directories import Exchanged, OpenDirectory, remove_leftover
+from ckpttool.storage.directories import OpenDirectory, PathReplaced, remove_leftover
 from ckpttool.transaction.lock import LOCK, lock_directory
 from ckpttool.transaction.staged_output import StagedOutput
 from tests.exchanging import WAYS, Way, exchanges
@@ -146,7 +146,7 @@ def test_an_empty_directory_of_another_user_is_not_taken_for_what_was_made(
         os.chown(name, 12345, 12345, dir_fd=options["dir_fd"])
 
     monkeypatch.setattr(os, "mkdir", exchanging)
-    with OpenDirectory(str(tmp_path)) as opened, pytest.raises(Exchanged):
+    with OpenDirectory(str(tmp_path)) as opened, pytest.raises(PathReplaced):
         opened.make("new")
     monkeypatch.undo()
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,7 @@ import pytest
 from ckpttool import AccessDenied
 from ckpttool.storage import fs, held
 from ckpttool.storage.directories import OpenDirectory, rename, write_atomically
-from ckpttool.storage.held import Exchanged, holding, memory_of, remembering
+from ckpttool.storage.held import PathReplaced, adopt_roots, held_roots, holding
 
 pytestmark = pytest.mark.skipif(not held.IS_SUPPORTED, reason="the system can't work below open directories")
 
@@ -69,7 +69,7 @@ def test_another_one_is_never_entered(
         assert look_into(root) == ["b"]
         fs.listdir(str(root / "c"))
         exchange(root)
-        with pytest.raises((Exchanged, FileNotFoundError)):
+        with pytest.raises((PathReplaced, FileNotFoundError)):
             use(root)
             look_into(root)
     assert not any(path.name == "new" for path in root.parent.rglob("*"))
@@ -100,7 +100,7 @@ def test_the_directory_itself_may_be_exchanged(root: Path) -> None:
     with holding(root):
         root.rename(root.parent / "away")
         root.symlink_to(root.parent / "other")
-        with pytest.raises(Exchanged, match="has replaced root since"):
+        with pytest.raises(PathReplaced, match="has replaced root since"):
             fs.listdir(str(root))
         with fs.open_source(str(root / "c" / "file")) as source:  # of the one that was named
             assert source.read(0, source.size) == b"root/c"
@@ -142,18 +142,18 @@ def test_it_is_found_under_each_spelling(root: Path, monkeypatch: pytest.MonkeyP
         fs.entries("root")
         put_link(root)
         for spelling in (str(root), f"{root}/", f"{root}/.", f"{root}/a/..", "root", "./root", outwards):
-            with pytest.raises(Exchanged):
+            with pytest.raises(PathReplaced):
                 fs.listdir(os.path.join(spelling, "a"))
 
 
 def test_another_process_knows_what_was_seen(root: Path) -> None:
     with holding(root):
         look_into(root)
-        memory = memory_of([str(root / "a" / "b" / "file")])
-    with remembering(memory):
+        roots = held_roots([str(root / "a" / "b" / "file")])
+    with adopt_roots(roots):
         assert look_into(root) == ["b"]
     put_directory(root)
-    with remembering(memory), pytest.raises(Exchanged):
+    with adopt_roots(roots), pytest.raises(PathReplaced):
         look_into(root)
 
 

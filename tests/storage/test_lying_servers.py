@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckpttool.storage import answers, remote, stores
+from ckpttool.storage import http_requests, remote, stores
 from tests.support.commands import Run
 from tests.support.stores import Answer, Asked, WebServer, environment, web_server
 
@@ -31,14 +31,14 @@ def liar(web: WebServer, monkeypatch: pytest.MonkeyPatch) -> WebServer:
     monkeypatch.setenv("HF_ENDPOINT", web.url)
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "session-token-of-the-user")
-    monkeypatch.setattr(answers, "_FIRST_PAUSE", 0)
-    for module in (answers, stores):
+    monkeypatch.setattr(http_requests, "_FIRST_PAUSE", 0)
+    for module in (http_requests, stores):
         monkeypatch.setattr(module, "RETRIES", 1)
-    monkeypatch.setattr(answers, "TIMEOUT_SECONDS", 2)
-    monkeypatch.setattr(answers, "MAX_PAGES", 50)
-    monkeypatch.setattr(answers, "MAX_NAMES", 2_000)
+    monkeypatch.setattr(http_requests, "TIMEOUT_SECONDS", 2)
+    monkeypatch.setattr(http_requests, "MAX_PAGES", 50)
+    monkeypatch.setattr(http_requests, "MAX_NAMES", 2_000)
     monkeypatch.setattr(remote, "MAX_DIRECTORIES", 60)
-    answers._pool.cache_clear()
+    http_requests._pool.cache_clear()
     web.files["/bucket/run/m.safetensors"] = web.files["/m.safetensors"] = DATA
     web.files[f"/me/m/resolve/{COMMIT}/m.safetensors"] = DATA
     web.files["/api/models/me/m/revision/main"] = json.dumps({"sha": COMMIT}).encode()
@@ -398,10 +398,10 @@ def test_public_buckets_are_asked_without_a_signature(
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
     liar.misbehave = honest_listing(liar)
     paths: list[str] = []
-    real = answers._asked
+    real = http_requests._send_once
     monkeypatch.setattr(
-        answers,
-        "_asked",
+        http_requests,
+        "_send_once",
         lambda method, address, *rest: paths.append(address) or real(method, address, *rest),
     )
     assert run("verify", S3).status == 0

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from ckpttool import CheckpointError, MissingPackage, prune, undo
-from ckpttool.storage import answers, fs, remote, s3_store, stores
+from ckpttool.storage import fs, http_requests, remote, s3_store, stores
 from ckpttool.storage.remote import store_at
-from ckpttool.storage.stores import ObjectStatus, Replaced, Store
+from ckpttool.storage.stores import ObjectReplaced, ObjectStatus, Store
 from tests.support.commands import Run
 from tests.support.google import GoogleBucket, GoogleServer, google_server
 from tests.support.memory import MemoryBucket, memory_stores
@@ -130,7 +130,7 @@ def test_what_is_looked_at(bucket: Bucket) -> None:
     with pytest.raises(NotADirectoryError):
         fs.listdir(bucket.url("run/a"))
     with pytest.raises(FileNotFoundError):
-        remote.look_at(bucket.url("none"))
+        remote.cached_status(bucket.url("none"))
 
 
 def test_an_object_and_a_directory_of_one_name(bucket: Bucket) -> None:
@@ -155,7 +155,7 @@ def test_read_is_of_the_version_that_was_seen(store: Store, bucket: Bucket) -> N
     bucket.put("a", b"12345")
     seen = store.status("a")
     bucket.put("a", b"54321")
-    with pytest.raises(Replaced):
+    with pytest.raises(ObjectReplaced):
         store.read("a", 0, 5, seen)
     bucket.remove("a")
     with pytest.raises(FileNotFoundError):
@@ -191,7 +191,7 @@ def test_write_replaces_what_was_seen_and_nothing_else(store: Store, bucket: Buc
     seen = store.status("a")
     store.write("a", blocks(size), size, seen)
     assert bucket.get("a") == b"\1" * size
-    with pytest.raises(Replaced):
+    with pytest.raises(ObjectReplaced):
         store.write("a", blocks(size, 2), size, seen)
     assert bucket.get("a") == b"\1" * size
 
@@ -201,7 +201,7 @@ def test_write_does_not_replace_what_has_gone(store: Store, bucket: Bucket, size
     bucket.put("a", "old")
     seen = store.status("a")
     bucket.remove("a")
-    with pytest.raises((Replaced, FileNotFoundError)):
+    with pytest.raises((ObjectReplaced, FileNotFoundError)):
         store.write("a", blocks(size), size, seen)
     assert bucket.keys() == []
 
@@ -223,7 +223,7 @@ def test_one_of_many_writers_wins(store: Store, bucket: Bucket) -> None:
     def write(number: int) -> int | None:
         try:
             store.write("a", [b"%d" % number], 1, None)
-        except (FileExistsError, Replaced):
+        except (FileExistsError, ObjectReplaced):
             return None
         return number
 
@@ -239,7 +239,7 @@ def test_what_was_written_is_asked_for_again(bucket: Bucket, store: Store) -> No
         remote.entries(os.path.dirname(url))
     store.write("d/a", blocks(5), 5, None)
     remote.forget_at(url)
-    assert remote.look_at(url).object is not None
+    assert remote.cached_status(url).object is not None
     assert [one.name for one in remote.entries(os.path.dirname(url))] == ["a"]
 
 
@@ -262,7 +262,7 @@ def test_remove_leaves_what_was_replaced(store: Store, bucket: Bucket) -> None:
         bucket.put(name, "old")
         seen = store.status(name)
         bucket.put(name, "new")
-        with pytest.raises(Replaced):
+        with pytest.raises(ObjectReplaced):
             store.remove(name, seen)
         assert bucket.get(name) == b"new"
 
@@ -364,7 +364,7 @@ def test_whole_commands(bucket: Bucket, run: Run, files: Path, tmp_path: Path) -
 @pytest.fixture
 def refusals(s3: S3Bucket, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Refusals]:
     """Return what decides which requests of ckpttool's are refused; those that are, are not asked again."""
-    for module in (answers, stores):
+    for module in (http_requests, stores):
         monkeypatch.setattr(module, "RETRIES", 0)
     with refusing(s3_endpoint) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
@@ -388,7 +388,7 @@ def test_s3_itself_removes_only_the_version_that_was_seen(
         s3.put(name, "new")
         with monkeypatch.context() as between:  # it changes between both requests
             between.setattr(s3_store.S3Store, "status", lambda self, name, old=old: old)
-            with pytest.raises(Replaced):
+            with pytest.raises(ObjectReplaced):
                 store.remove(name, old)
         assert s3.get(name) == b"new"
 

@@ -161,9 +161,9 @@ def test_without_boto3(s3: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_object_that_was_replaced_meanwhile(s3: S3Bucket) -> None:
     s3.put("m", DATA)
     remote.forget()
-    remote.look_at(s3.url("m"))
+    remote.cached_status(s3.url("m"))
     s3.put("m", DATA[::-1])
-    with pytest.raises(stores.Replaced):
+    with pytest.raises(stores.ObjectReplaced):
         remote.checksums_of(s3.url("m"))
 
 

@@ -23,7 +23,7 @@ from ckpttool import (
     salvage,
     verify,
 )
-from ckpttool.storage import answers, remote, stores
+from ckpttool.storage import http_requests, remote, stores
 from ckpttool.testing import described
 from tests.support.commands import Run
 from tests.support.memory import MemoryBucket
@@ -290,7 +290,7 @@ def test_no_verdict_without_an_answer(
     message: str,
 ) -> None:
     """What is read first tells what it is; whatever fails later is an error, too, and no damage."""
-    for module in (answers, stores):
+    for module in (http_requests, stores):
         monkeypatch.setattr(module, "RETRIES", 1)
     large_npz(tmp_path / "m.npz", 1 << 17)
     web.files["/m.npz"] = (tmp_path / "m.npz").read_bytes()

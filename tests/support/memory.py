@@ -14,8 +14,15 @@ from threading import RLock
 from typing import NamedTuple
 from unittest.mock import patch
 
-from ckpttool.storage import answers, remote
-from ckpttool.storage.stores import Listing, ObjectStatus, ObjectVersions, OlderVersions, Replaced, Store
+from ckpttool.storage import http_requests, remote
+from ckpttool.storage.stores import (
+    Listing,
+    ObjectReplaced,
+    ObjectStatus,
+    ObjectVersions,
+    OlderVersions,
+    Store,
+)
 from tests.support.stores import Bucket
 
 SCHEME = "mem"
@@ -102,11 +109,11 @@ class MemoryBucket(Bucket):
     def refuse(self, pattern: str, status: int) -> None:
         """Answer calls that match with an HTTP status from now on."""
         reason, code = _REASONS[status]
-        answer = answers.Answer(status, reason, {}, f"<Code>{code}</Code>".encode())
+        answer = http_requests.Response(status, reason, {}, f"<Code>{code}</Code>".encode())
 
         def refuse(call: str) -> None:
             if re.search(pattern, call):
-                raise answers.refusal(answer, self.url(call.partition(" ")[2]))
+                raise http_requests.refusal(answer, self.url(call.partition(" ")[2]))
 
         self.before = refuse
 
@@ -154,7 +161,7 @@ class MemoryBucket(Bucket):
             if replaces is None and now is not None:
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.url(key))
             if isinstance(replaces, ObjectStatus) and (now is None or now.version != replaces.version):
-                raise Replaced(self.url(key))
+                raise ObjectReplaced(self.url(key))
             tag = self._identity() if self.new_tags else md5(data).hexdigest()
             status = ObjectStatus(len(data), time.time_ns(), f'"{tag}"')
             before = self._objects.get(key, []) if self._keeps_versions else []
@@ -165,7 +172,7 @@ class MemoryBucket(Bucket):
         """Remove an object as far as it is that one."""
         with self._lock:
             if self.found(key)[1].version != of.version:
-                raise Replaced(self.url(key))
+                raise ObjectReplaced(self.url(key))
             self.remove(key)
 
     def keeps(self, key: str) -> bool:
@@ -226,7 +233,7 @@ class MemoryStore(Store):
         with self._bucket.call("read", name):
             data, now = self._bucket.found(name)
             if not now.matches(of):
-                raise Replaced(f"{self.root}/{name}")
+                raise ObjectReplaced(f"{self.root}/{name}")
             assert 0 <= begin < end <= len(data), "servers refuse an empty range"
             return data[begin:end]
 

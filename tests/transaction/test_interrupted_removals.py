@@ -340,7 +340,7 @@ def test_what_was_removed_before_the_disk_failed_is_told(run: Path, monkeypatch:
 
     with monkeypatch.context() as patch:
         patch.setattr(unlinking, "_unlink_file", unlink)
-        patch.setattr(operations.Stage, "back", back)
+        patch.setattr(operations.Stage, "revert", back)
         done = remove(run, removal_of(run, "model_1.pt"), removal_of(run, "model_2.pt"))
     assert (done.done, done.freed) == ([str(run / "model_1.pt")], len("model_1.pt"))
     assert "recovers" in done.failed[str(run / "model_2.pt")]

@@ -257,7 +257,7 @@ def test_what_undoes_a_replacement_is_read_again(tmp_path: Path) -> None:
     read = list_of(json.loads(json.dumps(operations_document(undoing))))
     assert read.operations == undoing.operations
     assert set(read.groups[0].members) == {"1/b", "2/c"}
-    assert (read.groups[0].contents, read.home(0)) == (undoing.groups[0].contents, "trash")
+    assert (read.groups[0].contents, read.original_root(0)) == (undoing.groups[0].contents, "trash")
 
 
 # Moves of version 0.1 -----------------------------------------------------------------------------

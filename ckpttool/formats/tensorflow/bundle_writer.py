@@ -16,7 +16,7 @@ from ckpttool.formats.tensorflow.bundle import DTYPES
 from ckpttool.formats.tensorflow.prefix import INDEX, shard_name
 from ckpttool.formats.writer import Target
 from ckpttool.storage.checksums import crc32c, mask_crc
-from ckpttool.storage.sink import Sink, Written
+from ckpttool.storage.sink import Sink, WrittenTensor
 
 NUMBERS: Mapping[str, int] = {dtype.name: number for number, dtype in DTYPES.items()}
 """TensorFlow's ``DataType`` number by name."""
@@ -43,10 +43,10 @@ def write_bundle(
         texts: Additional scalar strings by key.
     """
     data = target.create(shard_name(prefix, 0, 1))
-    entries: dict[bytes, tuple[str, tuple[int, ...], int, int, int | Written]] = {}
+    entries: dict[bytes, tuple[str, tuple[int, ...], int, int, int | WrittenTensor]] = {}
     for key, tensor in tensors:
         offset = data.offset
-        checksum: int | Written
+        checksum: int | WrittenTensor
         if tensor.dtype.name == _STRING:
             checksum = _put_strings(data, tensor)
         elif tensor.dtype.name == "variant":
@@ -63,7 +63,7 @@ def write_bundle(
     table.add(b"", _HEADER)
     for key in sorted(entries):
         dtype, shape, offset, nbytes, checksum = entries[key]
-        crc = checksum.checksum if isinstance(checksum, Written) else checksum
+        crc = checksum.checksum if isinstance(checksum, WrittenTensor) else checksum
         entry = (
             number_field(1, NUMBERS[dtype]),
             bytes_field(2, shape_message(shape)),

@@ -47,7 +47,7 @@ from ckpttool.storage import fs
 from ckpttool.storage.held import holding, holds
 from ckpttool.transaction.engines import engine_of
 from ckpttool.transaction.lock import BUSY, clear_stale, lock_directory
-from ckpttool.transaction.paths import bare, shown
+from ckpttool.transaction.paths import shown, without_trailing_slashes
 from ckpttool.transaction.recovery import recover_directory
 
 LOCK_TIMEOUT = 10.0
@@ -208,7 +208,7 @@ def remark_on(path: str) -> Remark:
 
     An empty remark if no list can be read.
     """
-    place = place_of(bare(path))
+    place = place_of(without_trailing_slashes(path))
     for file in lists_for(place.directory):
         try:
             known = remarks_in(read_list(file))
@@ -226,14 +226,20 @@ def unpin(paths: Iterable[str | os.PathLike[str]]) -> Pinning:
         CheckpointError: A path is neither a checkpoint nor pinned, or a list of pins can't be changed.
     """
     given = [os.fspath(path) for path in paths]
-    lists = {file for path in given for file in lists_for(os.path.dirname(bare(path)) or os.curdir)}
+    lists = {
+        file
+        for path in given
+        for file in lists_for(os.path.dirname(without_trailing_slashes(path)) or os.curdir)
+    }
     with holding(*given, *lists):
         done = _unpin(given)
         # An empty list is removed: a kill may have left its lock, also in the directory above.
         clear_stale(
             {
                 locked
-                for directory in {os.path.dirname(bare(path)) or os.curdir for path in given}
+                for directory in {
+                    os.path.dirname(without_trailing_slashes(path)) or os.curdir for path in given
+                }
                 for locked in (directory, fs.dirname(fs.realpath(directory)))
             }
         )
@@ -280,7 +286,7 @@ def pins_below(
     Raises:
         CheckpointError: The directory can't be read.
     """
-    root = bare(os.fspath(directory))
+    root = without_trailing_slashes(os.fspath(directory))
     try:
         fs.entries(root)
     except OSError as error:
@@ -321,7 +327,7 @@ def _lock_all(file: str, places: Iterable[CheckpointPlace]) -> ExitStack:
 
 def _recover(paths: Iterable[str]) -> Iterator[str]:
     """Recover from interrupted commands in the directories of paths, and yield the results in words."""
-    for directory in sorted({os.path.dirname(bare(path)) or os.curdir for path in paths}):
+    for directory in sorted({os.path.dirname(without_trailing_slashes(path)) or os.curdir for path in paths}):
         if not engine_of(directory).journals():
             continue
         with ExitStack() as stack:
@@ -367,7 +373,7 @@ def _resolve_or_pinned(path: str) -> CheckpointPlace:
     try:
         return resolve_checkpoint(path)
     except CheckpointError:
-        missing = place_of(bare(path))
+        missing = place_of(without_trailing_slashes(path))
         if _lists_pinning(missing):
             return missing
         raise

@@ -214,9 +214,9 @@ def renamed_targets(target: str, directories: Sequence[str], index: CheckpointIn
         names = {os.path.basename(target.rstrip("/\\").replace("\\", "/"))}
         for undoing, number in _renamings(directory):
             group = undoing.groups[number]
-            new = {now for now, old in undoing.names(number) if old in names}
+            new = {now for now, old in undoing.old_and_new_paths(number) if old in names}
             if os.path.basename(group.path) in names:
-                new |= {now for now, _ in undoing.names(number)}
+                new |= {now for now, _ in undoing.old_and_new_paths(number)}
             names |= new
             moved = {(file.size, file.mtime_ns) for file in group.contents.files}  # a copy has other inodes
             for name in new:

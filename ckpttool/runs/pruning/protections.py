@@ -47,7 +47,7 @@ from ckpttool.storage.work import Advance
 from ckpttool.transaction.files import Fingerprint
 from ckpttool.transaction.journal_documents import is_name
 from ckpttool.transaction.mounts import HOLDS_MOUNT, is_mounted, mount_points
-from ckpttool.transaction.paths import bare, is_within
+from ckpttool.transaction.paths import is_within, without_trailing_slashes
 
 METRICS_ALONE = "its names differ only in a metric"
 
@@ -437,7 +437,7 @@ class RequiredCopies:
         Raises:
             UsageError: The location is in the directory itself.
         """
-        if is_within(fs.realpath(bare(location)), fs.realpath(root)):
+        if is_within(fs.realpath(without_trailing_slashes(location)), fs.realpath(root)):
             raise UsageError(f"--require-copy {location}: inside {root}, not another place")
         self._root, self._location, self._progress = root, location, progress
         self._proven: dict[str, dict[str, os.stat_result]] = {}
@@ -455,7 +455,9 @@ class RequiredCopies:
                 proven = self._proven[entry.path] = {}
                 for file in entry.contents.files:
                     path = os.path.join(entry.directory, file.path)
-                    copy = os.path.join(bare(self._location), os.path.relpath(path, self._root))
+                    copy = os.path.join(
+                        without_trailing_slashes(self._location), os.path.relpath(path, self._root)
+                    )
                     status = status_of(copy)
                     if status is None or not _is_copy(path, file, copy, status, advance):
                         reasons[entry.path] = f"no proven copy in {self._location}"

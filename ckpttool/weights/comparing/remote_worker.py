@@ -17,7 +17,7 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.values import Contiguous
 from ckpttool.storage import fs
-from ckpttool.storage.children import Child, Lost
+from ckpttool.storage.children import Child, ChildLost
 from ckpttool.storage.source import Source
 from ckpttool.storage.work import Advance, no_advance
 from ckpttool.weights.comparing.elements import contiguous_values
@@ -45,7 +45,7 @@ class RemoteWorker(PairWorker):
         self._tolerance = tolerance
         self._own: ValuesWorker | None = None
         self._child: Child | None = None  # None, too, if none can be started
-        with suppress(Lost):
+        with suppress(ChildLost):
             self._child = Child(__name__)
 
     def __exit__(self, *_: object) -> None:
@@ -73,7 +73,7 @@ class RemoteWorker(PairWorker):
             return None
         try:
             answer = self._child.ask(request)
-        except Lost:
+        except ChildLost:
             self._dismiss()
             return None
         return answer if isinstance(answer, Tally) else None

@@ -14,7 +14,7 @@ import pytest
 
 from ckpttool import CheckpointError, UsageError, prune, undo
 from ckpttool.storage import remote
-from ckpttool.storage.stores import Replaced
+from ckpttool.storage.stores import ObjectReplaced
 from ckpttool.transaction.store_directory import journals_in
 from ckpttool.transaction.store_operations import StoreOperations
 from tests.support.commands import Run
@@ -526,7 +526,7 @@ def test_an_answer_that_is_lost_is_no_other_command(in_store: MemoryBucket) -> N
     def lose(call: str) -> None:
         if call.startswith("write runs/.ckpttool-prune-") and in_store.keys("runs/.ckpttool-trash/"):
             in_store.obey()
-            raise Replaced(call)
+            raise ObjectReplaced(call)
 
     in_store.after = lose
     assert len(prune(url, keep_last=8, trash=True).plan.removals) == 2
@@ -714,7 +714,7 @@ def test_what_was_listed_long_ago_is_listed_again_and_not_asked_for_one_by_one(
         monkeypatch.setattr(time, "monotonic", lambda later=later: later + 1e9)
         in_store.calls.clear()
         for name in names:
-            assert remote.look_at(f"{url}/{name}").object is not None
+            assert remote.cached_status(f"{url}/{name}").object is not None
         with pytest.raises(FileNotFoundError):
-            remote.look_at(f"{url}/none")
+            remote.cached_status(f"{url}/none")
         assert in_store.calls == ["listing runs"]

@@ -268,7 +268,7 @@ def test_chains_and_cycles_go_through_the_stage(entry: Make) -> None:
     moves = [
         one for one in rename_operations(cycle.renamings, [], [], "x").operations if isinstance(one, Move)
     ]
-    assert [one.source.path for one in moves if one.is_within] == ["m_5.pt"]
+    assert [one.source.path for one in moves if one.is_rename] == ["m_5.pt"]
     assert {one.source.path for one in moves if one.target.root == "stage"} == {"m_1.pt", "m_2.pt"}
 
 

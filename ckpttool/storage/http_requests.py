@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from ckpttool.core.errors import MissingPackage, UsageError
 from ckpttool.core.urls import VARIABLES
 
-MAX_ANSWER = 1 << 23
+MAX_RESPONSE = 1 << 23
 """Limit on a response that isn't a part of a file, in bytes; a page of 1,000 names from S3 is far smaller."""
 MAX_PAGES, MAX_NAMES, LISTING_SECONDS = 2_000, 1_000_000, 600
 TIMEOUT_SECONDS, CONNECT_SECONDS = 60, 10
@@ -39,7 +39,7 @@ Row = TypeVar("Row")
 Token = TypeVar("Token", bound=Hashable)
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """An HTTP response.
 
     Attributes:
@@ -53,9 +53,9 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def ask(
-    method: str, address: str, url: str, headers: Mapping[str, str] | None = None, limit: int = MAX_ANSWER
-) -> Answer:
+def send_request(
+    method: str, address: str, url: str, headers: Mapping[str, str] | None = None, limit: int = MAX_RESPONSE
+) -> Response:
     """Send a request and return the response, whatever its status.
 
     Transient failures are retried.
@@ -81,9 +81,9 @@ def ask(
         if attempt:
             time.sleep(_FIRST_PAUSE * 2**attempt)
         try:
-            answer = _asked(method, address, url, {"User-Agent": "ckpttool", **(headers or {})}, limit)
-            if answer.status < 502 and answer.status not in _FOR_THE_MOMENT:
-                return answer
+            response = _send_once(method, address, url, {"User-Agent": "ckpttool", **(headers or {})}, limit)
+            if response.status < 502 and response.status not in _FOR_THE_MOMENT:
+                return response
             failure = None
         except NewConnectionError:  # before TimeoutError, of which it is a subclass
             failure = "it can't be reached"
@@ -96,11 +96,11 @@ def ask(
         except (HTTPError, ValueError) as error:
             failure = f"the request can't be sent ({type(error).__name__})"
     if failure is None:
-        return answer
+        return response
     raise OSError(errno.EIO, failure, url)
 
 
-def _asked(method: str, address: str, url: str, headers: Mapping[str, str], limit: int) -> Answer:
+def _send_once(method: str, address: str, url: str, headers: Mapping[str, str], limit: int) -> Response:
     # urllib3's timeout is for each read, and a server that sends a byte now and then never exceeds
     # it. So the whole response has a limit, too. Nothing is decompressed: limits and ranges count
     # the bytes that are sent.
@@ -118,7 +118,7 @@ def _asked(method: str, address: str, url: str, headers: Mapping[str, str], limi
                 raise OSError(errno.EIO, f"the response takes more than {TIMEOUT_SECONDS} s", url)
         if len(body) <= limit:
             response.release_conn()
-        return Answer(response.status, response.reason or "", response.headers, bytes(body))
+        return Response(response.status, response.reason or "", response.headers, bytes(body))
     finally:
         response.close()
 
@@ -153,43 +153,43 @@ def _proxy_of(address: str) -> str | None:
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
-def refusal(answer: Answer, url: str, who: str = "the store", where: str = "") -> OSError:
+def refusal(response: Response, url: str, who: str = "the store", where: str = "") -> OSError:
     """Return an HTTP status as an ``OSError``; 404 is left to the caller."""
     # The reason and the body are the server's: only printable characters and an error code are quoted. The
     # errno ENOTSUP for 501 (not implemented) lets callers repeat a request without its condition.
-    code = _CODE.search(answer.body)
-    reason = "".join(one for one in answer.reason[:60] if one.isprintable())
-    text = f"{who} answered {answer.status} {reason}".rstrip()
+    code = _CODE.search(response.body)
+    reason = "".join(one for one in response.reason[:60] if one.isprintable())
+    text = f"{who} answered {response.status} {reason}".rstrip()
     if code is not None:
         text += f" ({code[1].decode()})"
-    if 300 <= answer.status < 400:
+    if 300 <= response.status < 400:
         text += "; redirects are not followed"
     codes = {401: errno.EACCES, 403: errno.EACCES, 501: errno.ENOTSUP}
-    return OSError(codes.get(answer.status, errno.EIO), f"{f'{where}: ' if where else ''}{text}", url)
+    return OSError(codes.get(response.status, errno.EIO), f"{f'{where}: ' if where else ''}{text}", url)
 
 
-def require_whole(answer: Answer, url: str, limit: int = MAX_ANSWER) -> None:
+def require_whole(response: Response, url: str, limit: int = MAX_RESPONSE) -> None:
     """Require that a response body is within the limit."""
-    if len(answer.body) > limit:
+    if len(response.body) > limit:
         raise OSError(errno.EFBIG, f"the server's response has more than {limit:,} bytes", url)
 
 
-def json_of(answer: Answer, url: str, who: str) -> Any:
+def json_of(response: Response, url: str, who: str) -> Any:
     """Parse a response body as JSON."""
-    require_whole(answer, url)
+    require_whole(response, url)
     try:
-        return json.loads(answer.body)
+        return json.loads(response.body)
     except (ValueError, RecursionError) as error:
         raise OSError(errno.EIO, f"{who}'s response is not JSON", url) from error
 
 
 def paged(
-    ask: Callable[[Token], tuple[Iterable[Row], Token | None]], first: Token, url: str
+    read_page: Callable[[Token], tuple[Iterable[Row], Token | None]], first: Token, url: str
 ) -> Iterator[Row]:
     """Yield the rows of all pages of a listing.
 
     Args:
-        ask: Returns the rows of a page and the token of the next one, None after the last.
+        read_page: Returns the rows of a page and the token of the next one, None after the last.
         first: Token of the first page.
         url: URL of the listing, for errors.
 
@@ -203,7 +203,7 @@ def paged(
     count = 0
     while token is not None:
         known.add(token)
-        rows, token = ask(token)
+        rows, token = read_page(token)
         for row in rows:
             count += 1
             if count > MAX_NAMES:
