@@ -63,7 +63,9 @@ def main(adapter: str, package: str) -> None:
 
 
 def _import_quickly(adapter: str, package: str) -> ModuleType:
-    """Import an adapter and its framework without garbage collections: imports leave no garbage."""
+    """Import an adapter and its framework without garbage collections."""
+    # A framework's import creates many objects, which live as long as the process. Each collection would
+    # visit all of them and free nothing; ``freeze`` exempts them from later collections, too.
     gc.disable()
     try:
         module = import_module(adapter)
@@ -144,6 +146,8 @@ def _refusal_findings(refusals: Sequence[str]) -> list[Finding]:
 
 def _private_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Return the original stdin and stdout; replace them by an empty file and by stderr."""
+    # Frameworks print from C++ as well, past ``sys.stdout``. So the descriptors themselves are exchanged: no
+    # print gets between the answers, and code that reads stdin gets its end instead of the job.
     orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -166,6 +170,8 @@ def _send_stage(
 
 def _watch_parent(orders: BinaryIO) -> None:
     """End this process and its group when the pipe from the command is closed."""
+    # After the job, the command writes nothing and keeps the pipe open. So the end of the read means that the
+    # command has closed it, or has been killed. On Linux the supervisor notices as well.
     try:
         orders.read()
     except (OSError, ValueError):  # the model's code closed it, and the parent may be there
@@ -204,6 +210,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _wait_for_worker(worker: int) -> NoReturn:
+    # The supervisor reaps whatever it has adopted, and ends everything once the worker has ended.
     signal.signal(signal.SIGTERM, lambda *_: _end_all(-signal.SIGTERM))
     nothing = os.open(os.devnull, os.O_RDWR)
     for pipe in range(3):  # the worker's alone, so that they are closed when it ends

@@ -60,6 +60,8 @@ class _Guard:
         importlib.import_module = self._guarded(importlib.import_module)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+        # PyTorch's ``weights_only`` reader is an unpickler of its own, which takes names from a list and
+        # raises no such event. Python's own, which frameworks fall back to, raises one before each look-up.
         if not self.is_on:
             return
         if event == _FIND:
@@ -71,6 +73,9 @@ class _Guard:
     def _guarded(self, import_module: Callable[..., ModuleType]) -> Callable[..., ModuleType]:
         """Return ``importlib.import_module``, restricted for the callers in ``_IMPORTERS``."""
 
+        # A Keras configuration and the tree of an exported program name classes by module. The module is
+        # imported before the class is looked up, which runs its code. Other callers import parts of the
+        # frameworks, on first use, and are not restricted.
         def guarded_import(name: str, package: str | None = None) -> ModuleType:
             importer = sys._getframe(1).f_globals.get("__name__", "")
             packages = _IMPORTERS.get(importer) if self.is_on else None
@@ -181,7 +186,9 @@ def _names_in(module: Any, name: str) -> str:
 
 @cache
 def import_user_module(place: str) -> ModuleType:
-    """Return a module by its name or its file; it runs once, since a second run would make other classes."""
+    """Return a module by its name or its file."""
+    # It runs only once, even if the model and the optimizer are in one file: a second run would create other
+    # classes of the same names.
     with _failures_of_user_code(f"{shown(place)} can't be imported"):
         module = _import_by_place(place)
     _user_modules.add(module.__name__)

@@ -56,7 +56,9 @@ def read_arrays(path: str, code: str) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _unreadable_reason(failure: Exception, path: str) -> str:
-    """Return the reason why NumPy can't read a file, without its advice to unpickle it."""
+    """Return the reason why NumPy can't read a file."""
+    # For an array of objects, and for anything that is no array, NumPy advises ``allow_pickle=True``. That
+    # would run code in the file, so its message is replaced.
     if "allow_pickle" not in str(failure):
         return f"it can't be read: {failure}"
     with open(path, "rb") as file:
@@ -125,6 +127,7 @@ def dtype_named(name: str) -> np.dtype[Any]:
 
 def other_values(inputs: Arrays, seed: int) -> dict[str, np.ndarray[Any, Any]]:
     """Return other inputs of the same shapes and dtypes, with random values in the same range."""
+    # Values in the range of the given ones are valid for the model as well: indexes stay in its vocabulary.
     specs = [_spec_like(name, array) for name, array in inputs.items()]
     return {
         name: one.astype(inputs[name].dtype, copy=False) for name, one in make_inputs(specs, seed).items()
@@ -203,7 +206,10 @@ def is_recording(arrays: Arrays) -> bool:
 def read_recording(path: str) -> Recording:
     arrays = read_arrays(path, "recording-unreadable")
     about = _read_about(arrays.pop(_ABOUT, None))
-    dtypes = about.get("dtypes")  # for arrays that an .npz can't hold
+    # An .npz can't hold bfloat16: NumPy stores a dtype of ml_dtypes as raw bytes, of kind V. So such arrays
+    # are stored as float32, without loss, and ``dtypes`` has the original dtype. Others write recordings,
+    # too, so unknown names and dtypes are ignored.
+    dtypes = about.get("dtypes")
     for name, dtype in dtypes.items() if isinstance(dtypes, dict) else ():
         if dtype == "bfloat16" and name in arrays and arrays[name].dtype.kind == "f":
             arrays[name] = arrays[name].astype(dtype_named(dtype))

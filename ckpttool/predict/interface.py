@@ -71,7 +71,7 @@ class Loaded:
             the model can't be run at all.
         train: Makes one training step (forward, backward, optimizer) and returns a summary of it; raises
             ``CannotTrain`` if there is nothing to train.
-        findings: Remarks on what was loaded.
+        findings: Remarks on the loaded model.
     """
 
     detail: str
@@ -175,6 +175,8 @@ def first_line(failure: BaseException) -> str:
     """Return the type and the cause of an error, without the text that Keras and TensorFlow put around it."""
     if missing := _missing_module(failure):
         return missing
+    # Keras and TensorFlow put the cause of an error after the layer or node that failed, and before advice
+    # and the arguments of the call. Only the line with the cause is kept.
     lines = [line.strip() for line in _ESCAPES.sub("", str(failure)).splitlines() if line.strip()]
     named = [at for at, line in enumerate(lines) if line.startswith("[[{{node") and at]
     if named:
@@ -212,6 +214,8 @@ def place_in_user_code(failure: BaseException) -> str | None:
     """Return the last line of the user's own files in a traceback, or None."""
     if place := place_of_syntax(failure):
         return place
+    # ckpttool, Python and installed packages are not the user's. Names in angle brackets are of code without
+    # a file, such as ``<frozen importlib._bootstrap>``.
     ours = os.path.dirname(_PACKAGE_DIRECTORY)
     foreign = (ours, sys.base_prefix, sys.prefix, *site.getsitepackages(), "<")
     frames = [

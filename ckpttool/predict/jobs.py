@@ -71,7 +71,10 @@ def _torch_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
 
 
 def _reader(checkpoint: Checkpoint, request: PredictionRequest) -> str:
-    """Return the reader of ``torch_state`` for a checkpoint: ours if PyTorch can't read it, or unpickles."""
+    """Return the reader of ``torch_state`` for a checkpoint."""
+    # ``torch.load`` doesn't read plain pickles, and of tar files only by running their code. PyTorch
+    # unpickles the ``.metadata`` of a distributed checkpoint, which takes ``--trust``. Otherwise our own
+    # formats read these.
     if checkpoint.format == "torch-dcp":
         is_dcp = checkpoint.variant is None and os.path.isfile(os.path.join(checkpoint.path, ".metadata"))
         return "dcp" if is_dcp and request.trust else "ckpttool"
@@ -84,6 +87,8 @@ def _reader(checkpoint: Checkpoint, request: PredictionRequest) -> str:
 
 def _files(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """Return the files with the weights, and whether they hold the values as in memory, to be mapped."""
+    # Values can be mapped only if they are in the file as in memory: not compressed, and in the byte order of
+    # this machine. The legacy and tar layouts can't be mapped at all.
     weights = [tensor for tensor in checkpoint.tensors if tensor.role is Role.WEIGHTS] or checkpoint.tensors
     places = [tensor.storage or tensor.extent for tensor in weights]
     files = list(dict.fromkeys(place.file for place in places if place is not None))
@@ -245,10 +250,10 @@ def _paddle_optimizer(checkpoint: Checkpoint, pdopt: str, request: PredictionReq
 # Shared by all frameworks ---------------------------------------------------------------------------
 
 
-def require_model(what: str, request: PredictionRequest) -> None:
+def require_model(content: str, request: PredictionRequest) -> None:
     """Require an architecture from the user, since the checkpoint has none."""
     if request.model is None:
-        raise NotPredictable(f"{what} doesn't contain its model; name the class with --model file.py:Name")
+        raise NotPredictable(f"{content} doesn't contain its model; name the class with --model file.py:Name")
 
 
 def state_path(checkpoint: Checkpoint, request: PredictionRequest) -> Path:
@@ -277,6 +282,8 @@ def _state_dict_of(path: Path) -> Path:
 
 def optimizer_path(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """Return the key of the optimizer's state if there is only one, and its file if it has its own."""
+    # The Trainer and Accelerate save the optimizer to its own file. In other checkpoints its tensors have a
+    # top-level key; an optimizer without state has only ``param_groups`` there.
     if checkpoint.variant in ("trainer", "accelerate"):
         names = {os.path.basename(file.path): file.path for file in checkpoint.files}
         found = [names[name] for name in ("optimizer.pt", "optimizer.bin") if name in names]

@@ -104,10 +104,9 @@ def _load_model(job: PredictionJob) -> Loaded:
 
 
 def _replace_empty_optimizer(job: PredictionJob, model: Any) -> list[Finding]:
-    """Replace an optimizer that Keras made for no variables, and that can't make a step.
-
-    Keras 3 makes one from each HDF5 file of its own, without the saved state.
-    """
+    """Replace an optimizer that Keras made for no variables, and that can't make a step."""
+    # Keras 3 makes one from each HDF5 file of its own, and ignores the saved state. It is compiled again with
+    # the same configuration, now with variables for the model's weights.
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or job.options["optimizer_tensors"] <= _UNTRAINED:
         return []
@@ -125,6 +124,8 @@ def _replace_empty_optimizer(job: PredictionJob, model: Any) -> list[Finding]:
 
 def _load_compiled(load: Callable[..., Any]) -> tuple[Any, list[Finding]]:
     """Load a model as it was compiled, or without its optimizer if it needs an unknown loss or metric."""
+    # Keras refuses the whole model if it doesn't find a loss or a metric, such as the user's own function. A
+    # prediction needs neither, so the model is loaded once more without them.
     try:
         with findings_on_error("load-failed"):
             return load(), []
@@ -218,10 +219,9 @@ def _load_weights(job: PredictionJob) -> Loaded:
 
 
 def _require_all_used(job: PredictionJob, model: Any) -> None:
-    """Require that the model took each weight in the file, since Keras ignores the others.
-
-    Only files with more weights than the model are compared by name, for which a file must be written.
-    """
+    """Require that the model took each weight in the file, since Keras ignores the others."""
+    # To compare by name, Keras has to write a file of the model. That is only done if the file has more
+    # weights than the model, so that it can't have taken all of them.
     if not model.built or job.options["weights"] <= len(model.weights):
         return
     saved, own = _saved_shapes(job.path), _own_shapes(model, job)
@@ -238,10 +238,9 @@ def _weight_differences(job: PredictionJob, model: Any) -> list[Finding]:
 
 
 def _own_shapes(model: Any, job: PredictionJob) -> _ShapesByName:
-    """Return the names and shapes of a model's own weights in a file of the same kind.
-
-    They are only known from a file that Keras writes.
-    """
+    """Return the names and shapes of a model's own weights in a file of the same kind."""
+    # The names in a file depend on its kind and on the version of Keras. So Keras writes the model to a file
+    # of the same kind, which is then read like the checkpoint.
     is_old = not job.path.endswith((".keras", ".weights.h5", ".json"))
     if is_old and _package(model) == "keras":  # Keras 3 reads the old layout, but doesn't write it
         layers = [(layer.name, one) for layer in model.layers for one in layer.weights]
@@ -477,6 +476,8 @@ def count_moved_weights(before: Sequence[Any], after: Sequence[Any], loss: float
 
 def _near_targets(output: Any, loss: Any, name: object = "", at: int = 0) -> Any:
     """Return targets near an output, in the same containers; numbers of classes if the loss needs them."""
+    # With the outputs themselves as targets, losses such as the mean square would be 0, without a gradient. A
+    # loss with "sparse" in its name needs classes: that with the smallest value gives a large loss.
     if isinstance(output, Mapping):
         return {key: _near_targets(one, loss, key, at) for at, (key, one) in enumerate(output.items())}
     if isinstance(output, (list, tuple)):

@@ -37,7 +37,7 @@ _TENSOR_WRAPPERS = frozenset({NDARRAY, REQUIRES_GRAD, Global("torch._utils", "_r
 class NotPlain:
     """An object of the checkpoint's own code, with the part of it that is plain data."""
 
-    what: str
+    description: str
     content: object = None
 
 
@@ -61,6 +61,8 @@ def content_of(
         needed_paths: Keys of the needed parts; everything by default.
         placeholder: Makes a tensor without values for one that is not needed.
         resolve_global: Resolves a global name, such as ``torch.float32``."""
+    # Needed tensors are known by identity, since one object may be reached by several keys. The others become
+    # placeholders, so that an optimizer's state isn't read for a prediction without it.
     tree = checkpoint.tree
     if tree is None:  # the format has none: tensors by name, and plain data
         tree = _changeable(checkpoint.metadata)
@@ -114,6 +116,8 @@ def _expand_container(node: object, resolve_global: Callable[[Global], Any], pat
 
 def _make_dict(kind: Global, keys: list[Any], values: list[Any], state: object) -> Any:
     """Return a dictionary; an ordered one may have the versions of a module's parts in an attribute."""
+    # PyTorch's state dicts have the version of each module in the attribute ``_metadata``. By it,
+    # ``load_state_dict`` converts layouts of older versions.
     if kind.name != "OrderedDict":
         return dict(zip(keys, values, strict=True))
     made: Any = OrderedDict(zip(keys, values, strict=True))
@@ -172,12 +176,13 @@ def require_plain(content: Any, place: str, *, may_trust: bool) -> Any:
 
     Raises:
         LoadFailed: It holds an object that is not plain data."""
+    # Without recursion, and each container once: a pickle may nest deeply, and a container may hold itself.
     pending, seen = [(place, content)], set()
     while pending:
         path, node = pending.pop()
         if isinstance(node, NotPlain):
             hint = ": --trust allows it" if may_trust else ""
-            raise LoadFailed(error("load-refused", f"{node.what}{hint}", path))
+            raise LoadFailed(error("load-refused", f"{node.description}{hint}", path))
         if isinstance(node, (Mapping, list, tuple)) and id(node) not in seen:
             seen.add(id(node))
             below = node.items() if isinstance(node, Mapping) else enumerate(node)

@@ -95,6 +95,8 @@ def _dtype(variable: Any) -> str:
 
 def _feed(array: np.ndarray[Any, Any], variable: Any) -> Any:
     """Return an array as an input of a program; the rows of a ragged one are one sequence."""
+    # An input of ragged rows (``lod_level``) has lists of lengths, one a level. All rows of the array become
+    # one sequence, the only one of each level. bfloat16 is fed as its bits, in uint16.
     dtype = _dtype(variable)
     plain = array.view(np.uint16) if array.dtype.kind == "V" else array
     fed = np.ascontiguousarray(plain if dtype == "bfloat16" else plain.astype(dtype, copy=False))
@@ -105,6 +107,7 @@ def _feed(array: np.ndarray[Any, Any], variable: Any) -> Any:
 
 
 def _array(tensor: Any, dtype: str) -> np.ndarray[Any, Any]:
+    # bfloat16 is the upper half of float32, and NumPy gets its bits as uint16.
     array = np.array(tensor)
     return (array.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else array
 
@@ -282,7 +285,9 @@ def _optimizer(
         place = tuple(job.options["state_path"])
         paths = generated_names(job.options["file"]).items()
         table = {str(path[-1]): name for path, name in paths if path[:-1] == place}
-    # Paddle numbers layers as they are created, so the parameters may have other names here.
+    # An optimizer's state has global names such as ``linear_0.w_0``. Paddle numbers layers as they are
+    # created, so in this process the parameters may have other names. The table in the state dict leads from
+    # the keys, which are the same, to the names when the state was saved.
     names = {table[key]: name for key, name in own.items() if key in table}
     renamed = {}
     for key, value in state.items():
@@ -312,6 +317,7 @@ def _optimizer_state(job: PredictionJob, content: Any) -> Mapping[str, Any]:
 
 def _slot_owner(key: str, names: Iterable[str]) -> str | None:
     """Return the parameter of a slot: ``linear_0.w_0`` for ``linear_0.w_0_moment1_0``; None without one."""
+    # One name may begin with another, so the longest one that fits is the parameter's.
     return max((name for name in names if key.startswith(f"{name}_")), key=len, default=None)
 
 

@@ -227,7 +227,7 @@ def _write_recording(path: str, recording: Recording, findings: Sequence[Finding
 def _inputs(loaded: Loaded, request: PredictionRequest, recording: Recording | None) -> Iterator[_Inputs]:
     """Yield inputs to try: the user's, or recorded ones, or the checkpoint's examples, or generated ones.
 
-    There are several if sizes are unknown, and none if the shapes are.
+    Several if sizes are unknown; none if the shapes are.
     """
     specs, examples = loaded.inputs(), loaded.examples()
     candidates: Iterable[_Inputs] = ()
@@ -310,6 +310,8 @@ def tolerances(
     now: np.ndarray[Any, Any], recorded: np.ndarray[Any, Any], request: PredictionRequest
 ) -> tuple[float, float]:
     """Return the relative and absolute tolerance for two arrays; 0 unless they hold floats."""
+    # Two results can agree only as far as the coarser of their dtypes allows: a model may have been recorded
+    # in float32, and run in bfloat16.
     coarser = now.dtype if now.dtype.itemsize <= recorded.dtype.itemsize else recorded.dtype
     name = {"complex64": "float32", "complex128": "float64"}.get(coarser.name, coarser.name)
     rtol, atol = _TOLERANCES.get(name, (0.0, 0.0))
@@ -338,7 +340,9 @@ def _difference(
     if now.dtype.kind not in "fciub" or other.dtype.kind not in "fciub":
         differ = np.asarray(now.astype(str) != other.astype(str))
         return f"{int(differ.sum()):,} of {now.size:,} values differ" if differ.any() else ""
-    if not rtol and not atol:  # a float doesn't hold every whole number
+    # NaN differs from itself, so two NaN count as equal. Integers are compared as they are, since a float
+    # doesn't hold every whole number.
+    if not rtol and not atol:
         differ = np.asarray((now != other) & ~((now != now) & (other != other)))
     else:
         wide = np.complex128 if "c" in (now.dtype.kind, other.dtype.kind) else np.float64
@@ -361,13 +365,14 @@ def insensitive_findings(
 ) -> Iterator[Finding]:
     """Yield a finding for each output that may not show a change of the weights.
 
-    Integers and texts are checked only if there are no floats, since classes need not change.
-
     Args:
         outputs: Recorded outputs.
-        other_outputs: Outputs for other inputs; empty if there are none.
+        other_outputs: Outputs for other inputs; empty for a model without inputs.
         request: Options with the tolerances.
     """
+    # A recording is to reveal changed weights. It can't if outputs are within the tolerance of 0, saturated,
+    # or the same for other inputs. Integers and texts are checked only if there are no floats, since the
+    # classes of a model may well be the same for other inputs.
     with_values = {name: one for name, one in outputs.items() if one.size}
     floats = {name: one for name, one in with_values.items() if _plain(one).dtype.kind in "fc"}
     for name, array in (floats or with_values).items():

@@ -79,6 +79,7 @@ def _require_range(text: str, dtype: str, low: float | None, high: float | None)
         if dtype in ("bool", "string"):
             raise UsageError(f"a {dtype} has no range, as in {text!r}")
         return
+    # The upper bound is exclusive, so it may be one more than the largest integer of the dtype.
     first = -(2 ** (bits - 1)) if kind == "int" else 0
     if low != int(low) or high != int(high) or low < first or high > first + 2**bits:
         raise UsageError(f"not a range of {dtype}: {text!r}")

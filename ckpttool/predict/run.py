@@ -143,6 +143,8 @@ class PredictionChild:
         self._path = path
         self._framework = FRAMEWORKS[framework]
         self._framework.require(path)
+        # The user's variables take precedence over those that make a framework quiet, and those that keep it
+        # offline over the user's: a prediction downloads nothing.
         self._process = start_child(
             "-c",
             _BOOT,
@@ -228,6 +230,8 @@ class PredictionChild:
 
     def _exit_code(self) -> int | None:
         """Return the exit code of a child that ended by itself, or None, and end the processes it started."""
+        # The pipe is closed, so the child is about to end. If it doesn't, it is killed, and the status of
+        # that says nothing about the crash.
         ended = _wait_for_exit(self._process, _EXIT_GRACE)
         end_process_tree(self._process)
         code = self._process.wait()
@@ -271,6 +275,8 @@ def _write(stream: IO[bytes], line: bytes) -> None:
 
 def _read_answers(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
     """Put each line from a child into a queue, and None at the end."""
+    # The child may run code of the checkpoint, which may write without end, or half a line. So the number of
+    # lines and their length are limited; whatever isn't an answer is reported by the thread that takes it.
     unfinished, count = bytearray(), 0
     with suppress(OSError, ValueError):  # the pipe is closed when the child is ended
         while (
@@ -343,6 +349,8 @@ _KEEPS_NUMBERS = hasattr(os, "waitid")
 
 def has_exited(process: Popen[bytes]) -> bool:
     """Return whether a process has ended, without reaping it where the system allows that."""
+    # WNOWAIT leaves an ended process as a zombie, which keeps its number. Once it is reaped, another process
+    # may get the number, and would be killed instead.
     if process.returncode is None and _KEEPS_NUMBERS:
         with suppress(ChildProcessError):
             return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

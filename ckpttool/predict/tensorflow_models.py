@@ -96,7 +96,8 @@ def _loaded_signature(
 
 
 def _load_session(job: PredictionJob) -> Loaded:
-    """Load a graph of TensorFlow 1 with reference variables, which functions can't have, into a session."""
+    """Load a graph of TensorFlow 1 with reference variables into a session."""
+    # ``tf.saved_model.load`` makes functions of the graph, which can't have reference variables.
     v1 = tf.compat.v1
     graph = tf.Graph()
     session = v1.Session(graph=graph, config=v1.ConfigProto(allow_soft_placement=True))
@@ -151,10 +152,9 @@ def _signature(signatures: Iterable[str], job: PredictionJob) -> str:
 
 
 def _assets(meta_graph: Any, path: str) -> dict[str, str]:
-    """Return the paths of the model's assets by the names of the tensors for them.
-
-    The graph itself has the paths on the machine where it was made.
-    """
+    """Return the paths of the model's assets by the names of the tensors for them."""
+    # The graph has the paths on the machine where it was made, so these are fed instead. Older SavedModels
+    # have the list of assets in a collection.
     assets = list(meta_graph.asset_file_def)
     for packed in meta_graph.collection_def[tf.saved_model.ASSETS_KEY].any_list.value:
         assets.append(AssetFileDef())
@@ -276,6 +276,8 @@ def restore(job: PredictionJob, made: Any, model: Any, optimizer: Any) -> str:
         shapes = reader.get_variable_to_shape_map()
     if _GRAPH not in shapes:
         return _restore_by_name(reader, shapes, roles, model, optimizer)
+    # TensorFlow restores what matches, and only warns about the rest. So the matches are judged here, before
+    # anything is restored, and ``expect_partial`` silences its warnings.
     graph = _ObjectGraph.parse(reader.get_tensor(_GRAPH))
     target, keys = _target(job, graph, made, model, optimizer)
     findings = [
@@ -301,10 +303,10 @@ def restore(job: PredictionJob, made: Any, model: Any, optimizer: Any) -> str:
 def _target(
     job: PredictionJob, graph: _ObjectGraph, made: Any, model: Any, optimizer: Any
 ) -> tuple[Any, list[_VariableKey]]:
-    """Return a ``tf.train.Checkpoint`` like the saved one, with the stored keys.
-
-    The root was either the model itself, or a Checkpoint with the model under the name that matches most.
-    """
+    """Return a ``tf.train.Checkpoint`` like the saved one, with the stored keys."""
+    # Either the model itself was saved, or a Checkpoint with the model as an attribute, whose name is
+    # unknown. The name under which most of the stored keys match is taken, if it is better than the model
+    # itself.
     view = tf.train.CheckpointView(job.path)
     children = view.children(0)
     more = {} if optimizer is None else {n: optimizer for n, at in children.items() if graph.is_optimizer(at)}
@@ -469,6 +471,8 @@ class _ObjectGraph(NamedTuple):
 
     def _slots(self, matches: Mapping[int, Any]) -> Mapping[int, Any]:
         """Return the slots of old optimizers, which belong to a variable and an optimizer."""
+        # They are no children of the optimizer, but in a table of each optimizer: the variable, the name of
+        # the slot, and the node of the slot. ``CheckpointView.match`` doesn't follow it.
         slots = {}
         for at, node in enumerate(self.nodes):
             optimizer: Any = matches.get(at)

@@ -79,7 +79,9 @@ def loaded_module(
         findings: Remarks.
     """
     torch.manual_seed(seed)
-    tensors = dict(_tensors_of(template)) if template is not None else {}
+    args, kwargs = template or ((), {})
+    examples = leaves({**{str(at): one for at, one in enumerate(args)}, **kwargs}, members=_members)
+    tensors = {name: one for name, one in examples if isinstance(one, torch.Tensor)}
     has_values = not any(isinstance(one, FakeTensor) for one in tensors.values())
     return Loaded(
         detail=f"PyTorch {torch.__version__}: {detail}",
@@ -110,7 +112,9 @@ def _run(module: Any, template: Arguments | None, inputs: Arrays) -> Arrays:
             raise LoadFailed(error("device-missing", problem)) from failure
         if _IN_TORCHSCRIPT not in str(failure):
             raise
-        words = _script_error(str(failure))
+        # The text has the traces that C++ adds, with the error itself after them.
+        raised = _RAISED.findall(str(failure))
+        words = shortened(raised[-1] if raised else str(failure).strip().splitlines()[-1])
         raise LoadFailed(error("predict-failed", words), words=words) from failure
     outputs = arrays_in(output)
     if not outputs:
@@ -141,12 +145,6 @@ def _is_absent_device(device: str) -> bool:
     return False
 
 
-def _script_error(text: str) -> str:
-    """Return the last error in the text of a TorchScript error, without the traces that C++ adds."""
-    raised = _RAISED.findall(text)
-    return shortened(raised[-1] if raised else text.strip().splitlines()[-1])
-
-
 # Training -------------------------------------------------------------------------------------------
 
 
@@ -161,9 +159,9 @@ def _train(module: Any, template: Arguments | None, optimizer: Any, inputs: Arra
 
 
 def _train_one_step(module: Any, optimizer: Any, arguments: Arguments) -> str:
-    """Make a step forward, backward and with the optimizer.
-
-    The loss is the mean square of all floating-point outputs, which has a gradient for any model."""
+    """Make a step forward, backward and with the optimizer."""
+    # The loss that the model was trained with is unknown. The mean square of all floating-point outputs has a
+    # gradient for any model.
     trained = [one for one in module.parameters() if one.requires_grad]
     if not trained:
         raise CannotTrain("no parameter requires a gradient")
@@ -294,6 +292,8 @@ def _load_export(job: PredictionJob) -> Loaded:
 
 def _example_arguments(program: Any) -> Arguments:
     """Return the example arguments of an exported program, or the same with tensors without values."""
+    # A program that was saved without example inputs still has their shapes and dtypes: in its graph, each
+    # placeholder has a fake tensor, which has no values.
     if program.example_inputs is not None:
         args, kwargs = program.example_inputs
         return args, kwargs
@@ -387,6 +387,8 @@ def arrays_in(output: object) -> Arrays:
 
 
 def _tensor_array(tensor: Any) -> Any:
+    # NumPy has none of these types and layouts. bfloat16 keeps its bits, as a dtype of ml_dtypes; float8 and
+    # the like become float32, without loss.
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.layout is not torch.strided:
@@ -410,14 +412,6 @@ def _fill_value(value: Any, name: str, inputs: Arrays) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_fill_value(one, f"{name}.{at}", inputs) for at, one in enumerate(value))
     return value
-
-
-def _tensors_of(template: Arguments) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors in arguments, under the names of inputs."""
-    args, kwargs = template
-    given = {**{str(at): one for at, one in enumerate(args)}, **kwargs}
-    found = leaves(given, members=_members)
-    yield from ((name, one) for name, one in found if isinstance(one, torch.Tensor))
 
 
 LOADERS: Mapping[str, Callable[[PredictionJob], Loaded]] = {

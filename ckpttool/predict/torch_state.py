@@ -78,6 +78,7 @@ def load_pickle(path: str, *, is_trusted: bool, in_place: bool) -> Any:
         is_trusted: Whether it may import and call the names in it; otherwise it must be plain data.
         in_place: Whether the values can be mapped; PyTorch maps compressed values as if they weren't.
     """
+    # Only zip files can be mapped; those of old versions of PyTorch are read.
     with open(path, "rb") as file:
         in_place = in_place and file.read(len(_ZIP)) == _ZIP
     try:
@@ -178,10 +179,10 @@ def _torch_tensor(tensor: Tensor) -> torch.Tensor:
 
 
 def _read_by_dcp(job: PredictionJob) -> Content:
-    """Return the content of a distributed checkpoint that the user trusts, loaded in one process.
-
-    Only needed items are loaded: all others would be unpickled for nothing.
-    """
+    """Return the content of a distributed checkpoint that the user trusts, loaded in one process."""
+    # ``dcp.load`` fills a flat dictionary, whose keys and shapes have to be known before. They are in
+    # ``.metadata``; ``planner_data`` has the path of keys for each flat name. Only needed items are loaded,
+    # since all others would be unpickled for nothing.
     import torch.distributed.checkpoint
 
     dcp: Any = torch.distributed.checkpoint
@@ -219,25 +220,24 @@ def load_strictly(module: Any, state: object) -> tuple[Finding, ...]:
     if not isinstance(state, Mapping):
         raise LoadFailed(error("no-state-dict", f"a {type(state).__name__}, not a state dict"))
     own = module.state_dict()
-    ties = _tied_keys(state, own)
+    # safetensors stores tied tensors once. A missing key takes the tensor of the key that shares its memory
+    # in the module.
+    known = {_memory(value): key for key, value in own.items() if key in state}
+    tied = {key: known.get(_memory(value)) for key, value in own.items() if key not in state}
+    ties = {key: other for key, other in tied.items() if other is not None}
     if ties:
         state = {**state, **{key: state[other] for key, other in ties.items()}}
     state, notes = _match_wrappers(state, own)
     for key, other in ties.items():
         notes += (note("tied-key", f"it is tied to {other!r}, and stored there", key),)
-    require_none([*_misfit_findings(state, own), *_valueless_findings(state)])
+    no_values = "the checkpoint has no values for it: it was saved from the meta device"
+    meta = (key for key, value in state.items() if isinstance(value, torch.Tensor) and value.is_meta)
+    require_none([*_misfit_findings(state, own), *(error("no-values", no_values, key) for key in meta)])
     # A module without values gets the tensors of the checkpoint themselves; all others keep their own dtype,
     # and tied tensors stay tied.
     is_meta = any(isinstance(one, torch.Tensor) and one.is_meta for one in own.values())
     module.load_state_dict(state, strict=True, assign=is_meta)
     return (*notes, *_dtype_findings(state, own))
-
-
-def _tied_keys(state: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the other key for each key whose tensor is stored there: safetensors stores tied ones once."""
-    known = {_memory(value): key for key, value in own.items() if key in state}
-    tied = {key: known.get(_memory(value)) for key, value in own.items() if key not in state}
-    return {key: other for key, other in tied.items() if other is not None}
 
 
 def _memory(value: object) -> object:
@@ -258,13 +258,6 @@ def _misfit_findings(state: Mapping[str, Any], own: Mapping[str, Any]) -> Iterat
             yield shape_finding(key, value.shape, own[key].shape)
         elif isinstance(own[key], torch.Tensor) and not isinstance(value, torch.Tensor):
             yield error("shape-mismatch", f"a {type(value).__name__} in the checkpoint, not a tensor", key)
-
-
-def _valueless_findings(state: Mapping[str, Any]) -> Iterator[Finding]:
-    problem = "the checkpoint has no values for it: it was saved from the meta device"
-    for key, value in state.items():
-        if isinstance(value, torch.Tensor) and value.is_meta:
-            yield error("no-values", problem, key)
 
 
 def _has_shape(value: object) -> bool:
@@ -294,6 +287,8 @@ def _match_wrappers(
     """Return a state dict with the model's own names, if all names differ by one prefix, and remarks."""
     if not state or state.keys() == own.keys():
         return state, ()
+    # DataParallel and ``torch.compile`` put a prefix before all keys, and either side may have been wrapped.
+    # A known wrapper's prefix is removed even if other keys differ, which are then reported without it.
     for prefix in _prefixes(state):
         bare = _strip_prefix(state, prefix)
         if bare.keys() == own.keys() or (prefix in _WRAPPERS and not all(k.startswith(prefix) for k in own)):
@@ -360,6 +355,8 @@ def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tupl
     except (ValueError, KeyError, TypeError, RuntimeError) as failure:
         hint = " (your own function can create the groups)" if "group" in str(failure) else ""
         raise LoadFailed(error(_MISFIT, f"its state doesn't load: {failure}{hint}", key)) from failure
+    # ``load_state_dict`` compares only the numbers of groups and parameters, and replaces the options of each
+    # group by the saved ones. An option that is missing now is one that the optimizer which saved it lacks.
     lacking = sorted(fresh - set.intersection(*(set(group) for group in optimizer.param_groups)))
     if lacking:
         problem = f"it was saved by another optimizer: {type(optimizer).__name__} needs {', '.join(lacking)}"
@@ -369,10 +366,9 @@ def load_optimizer(optimizer: Any, module: Any, state: object, key: str) -> tupl
 
 
 def _state_by_number(state: Mapping[str, Any], module: Any) -> Mapping[str, Any]:
-    """Return an optimizer's state with parameters by number, or by name in the module's order.
-
-    A distributed checkpoint has text instead of numbers, or names.
-    """
+    """Return an optimizer's state with parameters by number, or by name in the module's order."""
+    # A distributed checkpoint has numbers as texts, or names, and may have sorted them. PyTorch matches
+    # parameters by their order in the groups, so names are put into the order of the module.
     groups = state["param_groups"]
     groups = [dict(one) for one in (groups.values() if isinstance(groups, Mapping) else groups)]
     names = [name for name, _ in module.named_parameters()]

@@ -75,6 +75,7 @@ def _dummy_inputs(model: Any) -> Arrays:
     kinds = getattr(model, "input_modalities", "text")
     if model.main_input_name != "input_ids" or kinds not in ("text", ("text",), ["text"]):
         return {}
+    # The dummy inputs of transformers have fixed token IDs, which may exceed a small model's vocabulary.
     words = getattr(model.config.get_text_config(), "vocab_size", None)
     parameters = inspect.signature(model.forward).parameters
     inputs = {name: one for name, one in model.dummy_inputs.items() if name in parameters}

@@ -500,7 +500,7 @@ class DirectoryWatch:
         with suppress(CheckpointError):  # of another user, or damaged: all is verified again
             around, suffix = state_dir_of(self.root)
             record = read_own(
-                self.root, around, RECORD + suffix, what="a record", parse=parse, most=_MAX_RECORD
+                self.root, around, RECORD + suffix, kind="a record", parse=parse, most=_MAX_RECORD
             )
             return record or frozenset()
         return frozenset()

@@ -88,6 +88,7 @@ class Child:
         Raises:
             ChildLost: It can't be started.
         """
+        # NumPy's OpenBLAS would start a thread for each processor in every child.
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         try:
             self._process = start_child("-S", "-c", _BOOT, arguments=(module,), environment=environment)

@@ -224,6 +224,8 @@ class Snapshot:
         self._answers: dict[tuple[object, ...], object] = {}
 
     def _once(self, ask: Callable[[], T], *question: object) -> T:
+        # Errors are answers, too: a file that appears or vanishes while a plan is made must not be there for
+        # one rule and missing for the next.
         if question not in self._answers:
             try:
                 self._answers[question] = ask()

@@ -518,7 +518,8 @@ def status(path: str, *, follows: bool = True) -> os.stat_result:
             directory = directory_at(path) if follows else None
             if directory is None:
                 return os.stat(path) if follows else os.lstat(path)
-            return _own_status(directory)
+            descriptor = directory.descriptor()  # referred to, so that no other thread's use closes it
+            return os.fstat(descriptor.number)
         # The kind of each entry is remembered at first sight. A name that was no link is
         # never followed afterwards.
         found = os.lstat(entry.name, dir_fd=entry.dir_fd)
@@ -532,11 +533,6 @@ def status(path: str, *, follows: bool = True) -> os.stat_result:
     except OSError as error:
         error.filename = path
         raise
-
-
-def _own_status(directory: HeldDirectory) -> os.stat_result:
-    descriptor = directory.descriptor()
-    return os.fstat(descriptor.number)
 
 
 def open_directory(path: str) -> int:

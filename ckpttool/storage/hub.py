@@ -154,6 +154,8 @@ class HubStore(Store):
 
 def _headers() -> dict[str, str]:
     """Return the request headers with the user's token, which is looked for as by the Hub's own tools."""
+    # ``huggingface_hub`` takes HF_TOKEN, or the file that ``hf auth login`` writes: HF_TOKEN_PATH, which is
+    # ``token`` in HF_HOME by default.
     token = os.environ.get("HF_TOKEN", "")
     home = os.environ.get("HF_HOME", os.path.expanduser("~/.cache/huggingface"))
     path = os.environ.get("HF_TOKEN_PATH", os.path.join(home, "token"))

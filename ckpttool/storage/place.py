@@ -36,7 +36,7 @@ class Place(ABC):
         opens_by_path: Whether other software, such as libraries, can open files by their paths.
         can_rename: Whether files can be renamed and directories locked, as staging needs it.
         has_owners: Whether files have owners; journals and records of other users are ignored.
-        has_links: Whether there are symlinks.
+        has_links: Whether it can have symlinks.
         block_bytes: Size of the blocks in which a whole file is copied.
     """
 

@@ -162,9 +162,16 @@ class Sink:
 
     def _copy(self, tensor: Tensor, written: WrittenTensor) -> None:
         # Each block is read for the checksum in any case. The kernel then copies it again from file to file
-        # only if it can share the data; otherwise the bytes that were read are written.
-        add = SUMS[written.algorithm]
-        values, is_direct = tensor.values, _is_shareable(tensor, written.offset)
+        # only if it can share the data, or have a server copy them: the elements have to be in a file as they
+        # are to be written, and at the same offset in a block. Otherwise the kernel would copy them page by
+        # page, which takes twice the time of writing the bytes that were just read.
+        add, values = SUMS[written.algorithm], tensor.values
+        is_direct = (
+            isinstance(values, Contiguous)
+            and values.swap == 1
+            and isinstance(values.source, Source)
+            and (values.source.begin + values.offset - written.offset) % _SHARED == 0
+        )
         done, total = 0, 0
         for block in tensor.blocks(_BLOCK):
             self._pool.check()
@@ -187,17 +194,6 @@ class Sink:
                 raise
             return False
         return True
-
-
-def _is_shareable(tensor: Tensor, to: int) -> bool:
-    """Return whether the kernel may share the elements with the other file, or have a server copy them."""
-    # They have to be in a file as they are to be written, and at the same offset in a block.
-    # Otherwise the kernel would copy them page by page, which takes twice the time of writing the
-    # bytes that were just read.
-    values = tensor.values
-    if not isinstance(values, Contiguous) or values.swap != 1 or not isinstance(values.source, Source):
-        return False
-    return (values.source.begin + values.offset - to) % _SHARED == 0
 
 
 def _require_nbytes(found: int, tensor: Tensor) -> None:

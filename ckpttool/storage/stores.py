@@ -445,6 +445,8 @@ def _aws_profile() -> dict[str, str]:
 
 
 def _object_status(found: Mapping[str, Any]) -> ObjectStatus:
+    # The ETag identifies the content, and conditional requests name it. Only stores without ETags are
+    # compared by their own version.
     modified: datetime = found["last_modified"]
     seconds = int(modified.timestamp())  # listings have fractions of a second, HTTP headers don't
     version = found.get("version") or found.get("e_tag") or ""

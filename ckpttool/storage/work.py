@@ -308,6 +308,8 @@ def answer_of(future: Future[R], path: str) -> R | CheckpointError:
     Raises:
         CheckpointError: The task itself raised it.
     """
+    # A checkpoint's error was raised by the task itself, and is the result. Anything else is about the worker
+    # or the engine, and must not end the whole command.
     try:
         return future.result()
     except CheckpointError:

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 
 from ckpttool.core.errors import AccessDenied, CheckpointError
 from ckpttool.storage import fs
-from ckpttool.transaction.engine import Engine, Restorable, UndoMethod
+from ckpttool.transaction.engine import Engine, UndoMethod
 from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, contents, opened, status_at
 from ckpttool.transaction.history import CommandRecord
 from ckpttool.transaction.journal import Group, Location, OperationList
@@ -30,7 +30,7 @@ from ckpttool.transaction.state_dir import (
     state_dir_of_stage,
 )
 from ckpttool.transaction.stored_journals import read_journal
-from ckpttool.transaction.transaction import Outcome, apply, blocked_groups
+from ckpttool.transaction.transaction import Failure, Outcome, apply, blocked_groups
 from ckpttool.transaction.unlinking import purge, require_removable
 
 
@@ -47,13 +47,13 @@ class DiskEngine(Engine):
 
     def restorable(
         self, record: CommandRecord, undoing: OperationList, *, is_latest_step: bool, dry_run: bool
-    ) -> Restorable:
+    ) -> tuple[list[int], frozenset[int], dict[str, Failure]]:
         numbers = range(len(undoing.groups))
         if dry_run and not is_latest_step:  # after two renames, the names in between don't exist yet
-            return Restorable([*numbers], frozenset(), {})
+            return [*numbers], frozenset(), {}
         stuck = dict(blocked_groups(self.directory, undoing, record.state_dir))
         failures = {undoing.groups[number].path: failure for number, failure in stuck.items()}
-        return Restorable([one for one in numbers if one not in stuck], frozenset(), failures)
+        return [one for one in numbers if one not in stuck], frozenset(), failures
 
     def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[Outcome, frozenset[int]]:
         return apply(self.directory, undoing, record.state_dir), frozenset()
@@ -73,6 +73,8 @@ class DiskEngine(Engine):
         return time.time() - moment.replace(tzinfo=timezone.utc).timestamp()
 
     def journals(self) -> list[str]:
+        # Stages are searched for in both possible places, since the directory may have become one that a
+        # trainer scans, or may have ceased to be one, after the command was killed.
         paths: list[str] = []
         with suppress(CheckpointError):  # an unreadable directory has no journal that could be settled
             paths += stages(StateDir(self.directory))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from ckpttool.transaction.files import Contents
 from ckpttool.transaction.history import CommandRecord
@@ -23,20 +23,6 @@ class UndoMethod(Enum):
     NONE = "none"
     VERSIONS = "versions"
     TRASH = "trash"
-
-
-class Restorable(NamedTuple):
-    """Groups of an undo step that can be restored.
-
-    Attributes:
-        numbers: Groups that can be restored, or are in place already.
-        in_place: The groups that are in place already.
-        failures: Reasons why the others can't be restored, by path.
-    """
-
-    numbers: list[int]
-    in_place: frozenset[int]
-    failures: dict[str, Failure]
 
 
 class Engine(ABC):
@@ -76,7 +62,7 @@ class Engine(ABC):
     @abstractmethod
     def restorable(
         self, record: CommandRecord, undoing: OperationList, *, is_latest_step: bool, dry_run: bool
-    ) -> Restorable:
+    ) -> tuple[list[int], frozenset[int], dict[str, Failure]]:
         """Return which groups of an undo step can be restored; nothing is changed.
 
         Args:
@@ -84,6 +70,10 @@ class Engine(ABC):
             undoing: The step.
             is_latest_step: Whether it is the step that was done last, so that it is undone first.
             dry_run: Whether to report only. If not, an engine whose ``restore`` checks may return all groups.
+
+        Returns:
+            The groups that can be restored, those of them that are in place already, and the reasons why the
+            others can't be restored, by path.
         """
 
     @abstractmethod
@@ -123,5 +113,5 @@ class Engine(ABC):
         """Complete or revert an interrupted command; return None if only leftovers without a journal remain.
 
         Raises:
-            DamagedCheckpoint: There are files that its journal doesn't list.
+            DamagedCheckpoint: It has files that its journal doesn't list.
         """

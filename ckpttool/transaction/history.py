@@ -136,7 +136,7 @@ def read_record(directory: str, state_dir: StateDir, identity: str) -> CommandRe
         return _record_of(document, directory, state_dir, identity)
 
     names = state_dir.trash_name, identity, RECORD
-    return read_own(directory, state_dir.path, *names, what="a record", parse=parse, most=MAX_RECORD)
+    return read_own(directory, state_dir.path, *names, kind="a record", parse=parse, most=MAX_RECORD)
 
 
 def _record_of(

@@ -168,7 +168,9 @@ class OperationList:
         return self.commits(self.done)
 
     def commits(self, done: frozenset[int] | None) -> bool:
-        """Return whether these done groups are a commit; None is before it, an empty set was withdrawn."""
+        """Return whether these done groups are a commit; None is before it."""
+        # A commit is withdrawn by writing an empty set. A list without groups, which only rewrites pointers,
+        # has nothing else to write: there an empty set is the commit.
         return bool(done) or (done is not None and not self.groups)
 
     @property
@@ -338,6 +340,7 @@ class OperationList:
                 new = StoredFile(spare.location(one.target.path), one.file)
                 moves.append(Move(one.group, one.replaces.location, one.target, replaces=new))
         # Renames within the directory keep their order, in which the index comes last.
+        # The others go in reverse order, so that a file leaves the place that an earlier one returns to.
         within = [one for one in moves if one.is_rename]
         first = [*reversed(within), *(one for one in moves if not one.is_rename)]
         groups = tuple(

@@ -131,6 +131,8 @@ def clear_stale(directories: Iterable[str]) -> None:
 
 def _write_holder(descriptor: int, holder: str) -> None:
     """Write the holder into a lock file, unless another file was planted in its place."""
+    # Another user of the directory could make the lock a hard link of one of this user's files, which would
+    # be overwritten. So the file must have one name, and be empty or have the text of an earlier holder.
     status = os.fstat(descriptor)
     is_ours = not status.st_size or _read_holder(descriptor) is not None
     if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and is_ours:

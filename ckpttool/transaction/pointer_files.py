@@ -11,7 +11,6 @@ import os
 import stat
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import BinaryIO
 
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.formats import checkpoint_lists, list_kind
@@ -41,7 +40,12 @@ def text_at(path: str, place: int | None = None) -> str | None:
         place: Descriptor of the directory that the path is relative to.
     """
     try:
-        with _opened_text(path, place) as file:
+        is_in_store = place is None and not fs.place_of(path).has_links
+        with (
+            fs.open_regular(path)
+            if is_in_store
+            else open(regular_descriptor(path, follows=False, dir_fd=place), "rb") as file
+        ):
             data = file.read(MAX_TEXT + 1)
     except FileNotFoundError:
         return None
@@ -50,12 +54,6 @@ def text_at(path: str, place: int | None = None) -> str | None:
     if len(data) > MAX_TEXT:
         raise StalePlan(f"{os.path.basename(path)} is too large for a pointer file")
     return data.decode("utf-8", "surrogateescape")
-
-
-def _opened_text(path: str, place: int | None) -> BinaryIO:
-    if place is None and not fs.place_of(path).has_links:
-        return fs.open_regular(path)
-    return open(regular_descriptor(path, follows=False, dir_fd=place), "rb")
 
 
 def require_pointers(directory: str, listed: OperationList) -> None:

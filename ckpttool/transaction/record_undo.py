@@ -48,6 +48,8 @@ class RecordUndo:
 
 def undo_record(record: CommandRecord, dry_run: bool) -> RecordUndo:
     """Undo the steps of a record in reverse order; a step of a rename that can't be undone ends it."""
+    # Each journal of a rename builds on the names that the one before has made. So if one can't be undone,
+    # those before it can't be either.
     done = RecordUndo()
     for noted in reversed(record.steps):
         step, is_last = noted, noted is record.steps[-1]

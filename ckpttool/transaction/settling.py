@@ -71,7 +71,7 @@ def settle_stage(directory: str, path: str) -> Settled | None:
         The result; None if the stage has no journal.
 
     Raises:
-        DamagedCheckpoint: There are files that the journal doesn't list.
+        DamagedCheckpoint: It has files that the journal doesn't list.
     """
     listed, settled = read_journal(path, directory), None
     if listed is None:

@@ -471,7 +471,12 @@ def _require_made_here(directory: OpenDirectory, area: OpenDirectory) -> None:
     status = area.own_status()
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UnsafeArea("others may have written to it")
-    match _read_owner(directory, area) if area.has(_OWNER) else None:
+    owner: object = None
+    if area.has(_OWNER):
+        kind = "an owner file"
+        text = own_bytes(area, _OWNER, directory.path or os.curdir, kind, _MAX_BYTES)
+        owner = parse_own(area.join(_OWNER), text, kind, lambda document: document)
+    match owner:
         case {"inode": int(inode), "host": str(host), "boot": str(boot)}:
             own = _host()
             if inode != status.st_ino:
@@ -483,12 +488,6 @@ def _require_made_here(directory: OpenDirectory, area: OpenDirectory) -> None:
                 raise UnsafeArea(f"it was made on the host {host!r}, where a command may still use it")
         case _:
             raise UnsafeArea("its host is not recorded")
-
-
-def _read_owner(directory: OpenDirectory, area: OpenDirectory) -> object:
-    what = "an owner file"
-    text = own_bytes(area, _OWNER, directory.path or os.curdir, what, _MAX_BYTES)
-    return parse_own(area.join(_OWNER), text, what, lambda document: document)
 
 
 def _settle(directory: OpenDirectory, area: OpenDirectory) -> None:

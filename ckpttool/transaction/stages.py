@@ -94,6 +94,7 @@ def is_temporary(name: str) -> bool:
 
 def stages(state_dir: StateDir) -> list[str]:
     """Return the paths of the stages in a state directory."""
+    # In a parent directory there may be stages of several directories: the suffix tells them apart.
     around, suffix = state_dir
     try:
         return sorted(

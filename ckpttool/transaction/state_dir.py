@@ -212,7 +212,7 @@ def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory
 
 
 def read_own(
-    directory: str, around: str, *names: str, what: str, parse: Callable[[Any], T], most: int = MAX_BYTES
+    directory: str, around: str, *names: str, kind: str, parse: Callable[[Any], T], most: int = MAX_BYTES
 ) -> T | None:
     """Return the parsed content of a JSON file that we wrote for a directory; None if it is missing.
 
@@ -220,7 +220,7 @@ def read_own(
         directory: The directory.
         around: A directory above the file.
         names: Names of the directories from there on, and of the file.
-        what: The expected kind of file, for messages: "a journal".
+        kind: Kind of file, for messages: "a journal".
         parse: Converts its plain data; raises ValueError, LookupError or TypeError.
         most: Limit on its size in bytes.
     """
@@ -228,7 +228,7 @@ def read_own(
     try:
         if fs.place_of(path).has_owners:
             with open_own(directory, around, *names[:-1]) as place:
-                text = own_bytes(place, names[-1], directory, what, most)
+                text = own_bytes(place, names[-1], directory, kind, most)
         else:
             from ckpttool.transaction.store_directory import StoreDirectory
 
@@ -240,33 +240,33 @@ def read_own(
         return None
     except OSError as error:
         raise from_os_error(error, path) from error
-    return parse_own(path, text, what, parse)
+    return parse_own(path, text, kind, parse)
 
 
-def parse_own(path: str, text: bytes, what: str, parse: Callable[[Any], T]) -> T:
+def parse_own(path: str, text: bytes, kind: str, parse: Callable[[Any], T]) -> T:
     """Return the parsed content of a JSON file of ours; see ``read_own``."""
     try:
         return parse(json.loads(text))
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        problem = f"not {what} of ckpttool"
+        problem = f"not {kind} of ckpttool"
         problem += f": {error}" if type(error) is ValueError else ""
         raise DamagedCheckpoint(path, problem, expected="move it away to go on") from error
 
 
-def own_bytes(place: OpenDirectory, name: str, directory: str, what: str, most: int) -> bytes:
+def own_bytes(place: OpenDirectory, name: str, directory: str, kind: str, most: int) -> bytes:
     """Return the bytes of a file of ours in an open directory; see ``read_own``."""
     path, status_before = place.join(name), place.status(name)
     if status_before is not None and stat.S_ISLNK(status_before.st_mode):
-        raise DamagedCheckpoint(path, "a symlink", expected=what)
+        raise DamagedCheckpoint(path, "a symlink", expected=kind)
     try:
         descriptor = regular_descriptor(place.at(name), follows=False, dir_fd=place.descriptor)
     except NotRegular as error:
-        raise DamagedCheckpoint(path, "not a regular file", expected=what) from error
+        raise DamagedCheckpoint(path, "not a regular file", expected=kind) from error
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         _require_owner(path, status, fs.stat(directory))
         if status.st_size > most:
-            raise DamagedCheckpoint(path, f"{status.st_size:,} bytes", expected=f"{what} of at most {most:,}")
+            raise DamagedCheckpoint(path, f"{status.st_size:,} bytes", expected=f"{kind} of at most {most:,}")
         return file.read(most)
 
 

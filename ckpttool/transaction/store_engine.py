@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from ckpttool.core.errors import AccessDenied, from_os_error
 from ckpttool.storage import fs, remote
-from ckpttool.transaction.engine import Engine, Restorable, UndoMethod
+from ckpttool.transaction.engine import Engine, UndoMethod
 from ckpttool.transaction.files import Contents, Fingerprint, StalePlan, contents
 from ckpttool.transaction.history import RECORD, CommandRecord
 from ckpttool.transaction.journal import Group, OperationList
@@ -61,14 +61,14 @@ class StoreEngine(Engine):
 
     def restorable(
         self, record: CommandRecord, undoing: OperationList, *, is_latest_step: bool, dry_run: bool
-    ) -> Restorable:
+    ) -> tuple[list[int], frozenset[int], dict[str, Failure]]:
         if not dry_run:  # restoring looks, too
-            return Restorable([*range(len(undoing.groups))], frozenset(), {})
+            return [*range(len(undoing.groups))], frozenset(), {}
         with _store_errors(self.directory):
             missing, failures = self._undo(undoing).missing()
         numbers = [number for number in range(len(undoing.groups)) if number not in failures]
         outcome, in_place = _outcome(undoing, numbers, missing, failures)
-        return Restorable(numbers, in_place, outcome.failures)
+        return numbers, in_place, outcome.failures
 
     def restore(self, record: CommandRecord, undoing: OperationList) -> tuple[Outcome, frozenset[int]]:
         with _store_errors(self.directory, _RECOVERS):

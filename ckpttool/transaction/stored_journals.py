@@ -54,23 +54,17 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
     # A command that ends removes ``journal.json`` before ``done.json``. They are read in the opposite order,
     # so that its journal isn't taken for uncommitted.
     around = os.path.split(stage)
-    done = read_own(directory, *around, DONE, what="a list of groups", parse=lambda document: document)
-    listed = read_own(directory, *around, JOURNAL, what="a journal", parse=parse)
-    # The leader's commit counts for its followers, which may not have their own ``done.json`` yet.
+    done = read_own(directory, *around, DONE, kind="a list of groups", parse=lambda document: document)
+    listed = read_own(directory, *around, JOURNAL, kind="a journal", parse=parse)
+    # The leader's commit counts for its followers, which may not have their own ``done.json`` yet. The
+    # leader's journal is removed last: once it is missing, either all followers have a commit of their own,
+    # or none.
     if listed is not None and listed.leader is not None and listed.done is None:
         leader = os.path.join(directory, listed.leader)
-        if inode_of(leader) is not None and _has_committed(leader, listed.identity):
+        journals = () if inode_of(leader) is None else _journals_of(leader, listed.identity)
+        if any(journal.is_committed for _, journal in journals):
             return replace(listed, done=frozenset(range(len(listed.groups))))
     return listed
-
-
-def _has_committed(directory: str, identity: str | None) -> bool:
-    """Return whether a command is committed in a directory.
-
-    The journal of a leader is removed last. Once it is missing, either all followers have a commit of their
-    own, or none has.
-    """
-    return any(listed.is_committed for _, listed in _journals_of(directory, identity))
 
 
 def _journals_of(directory: str, identity: str | None) -> Iterator[tuple[str, OperationList]]:
@@ -100,7 +94,7 @@ def read_output(directory: OpenDirectory, area: OpenDirectory) -> OperationList:
 
     path = directory.path or os.curdir
     if area.has(MOVING):
-        listed = read_own(path, *os.path.split(area.path), MOVING, what="a plan", parse=parse)
+        listed = read_own(path, *os.path.split(area.path), MOVING, kind="a plan", parse=parse)
     else:
         listed = read_journal(area.path, path)
     if listed is None:

@@ -240,6 +240,8 @@ class Transaction:
         if stage is None:
             return
         with self._settled_on_interrupt():
+            # Unknown until ``commit`` returns: an interrupt in between may come before or after ``done.json``
+            # is renamed to its place. An OSError other than UnknownCommit means that nothing is committed.
             try:
                 self.is_committed = None
                 stage.commit(self._pending_groups)

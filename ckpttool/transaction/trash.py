@@ -203,6 +203,8 @@ def adopt(directory: str, records: Iterable[CommandRecord]) -> None:
 
 def is_of_other_directory(record: CommandRecord) -> bool:
     """Return whether a record belongs to another directory of the same name; False in a copy of that one."""
+    # A copy of the directory has another inode than recorded, like an unrelated directory of the same name.
+    # But its files have the recorded sizes and times.
     if record.root is None or record.root == inode_of(record.directory):
         return False
     copies = (operations_in_copy(record.directory, one.undoing, record.state_dir) for one in record.steps)
