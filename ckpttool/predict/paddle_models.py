@@ -114,8 +114,8 @@ def _array(tensor: Any, dtype: str) -> np.ndarray[Any, Any]:
 
 def _has_stored_value(variable: Any) -> bool:
     kinds = paddle.base.core.VarDesc.VarType
-    around = (kinds.FEED_MINIBATCH, kinds.FETCH_LIST, kinds.READER, kinds.RAW)
-    return variable.persistable and variable.type not in around
+    not_stored = (kinds.FEED_MINIBATCH, kinds.FETCH_LIST, kinds.READER, kinds.RAW)
+    return variable.persistable and variable.type not in not_stored
 
 
 def _is_paddle_3() -> bool:

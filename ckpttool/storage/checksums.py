@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 _MASK_DELTA = 0xA282EAD8
-_ALL = 0xFFFFFFFF
+_MASK_32 = 0xFFFFFFFF
 _STEP = 1 << 18
 _CRC32_POLYNOMIAL = 0xEDB88320
 _CRC32C_POLYNOMIAL = 0x82F63B78
@@ -98,13 +98,13 @@ def _buffer_function() -> Callable[[memoryview, int], int]:
 def mask_crc(crc: int) -> int:
     """Return the masked form of a checksum, in which LevelDB's tables and TFRecord files store it."""
     # The CRC of data that contains CRCs would be weak (``crc32c.h``), so they are rotated and shifted.
-    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _ALL
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _MASK_32
 
 
 def unmask_crc(stored: int) -> int:
     """Return the checksum with the given masked form."""
-    turned = (stored - _MASK_DELTA) & _ALL
-    return (turned >> 17 | turned << 15) & _ALL
+    turned = (stored - _MASK_DELTA) & _MASK_32
+    return (turned >> 17 | turned << 15) & _MASK_32
 
 
 def combined_crc(first: int, second: int, nbytes: int, algorithm: str) -> int:
@@ -160,8 +160,8 @@ TITLES = {
     "git-sha1": "git's SHA-1",
 }
 _ETAG = re.compile(r'"?([0-9a-f]{32})(?:-([1-9][0-9]{0,4}))?"?')
-_OF_NOTHING = "d41d8cd98f00b204e9800998ecf8427e"  # the MD5 of zero bytes
-_PARTS_OF_OTHERS = tuple(mebibytes << 20 for mebibytes in (8, 5, 16, 32, 64, 128))
+_MD5_OF_EMPTY = "d41d8cd98f00b204e9800998ecf8427e"  # the MD5 of zero bytes
+_COMMON_PART_SIZES = tuple(mebibytes << 20 for mebibytes in (8, 5, 16, 32, 64, 128))
 """Part sizes of other programs' uploads, in bytes: those of boto3 and the AWS tools first."""
 CRCS = ("crc32", "crc32c", "crc64nvme")
 
@@ -275,7 +275,7 @@ def is_content_tag(etag: str, size: int) -> bool:
     """Return whether an object's ETag has the form of those that S3 computes of bytes."""
     # Some servers state the ETag of an empty object for every object.
     match = _ETAG.fullmatch(etag)
-    return match is not None and (not size or match[1] != _OF_NOTHING)
+    return match is not None and (not size or match[1] != _MD5_OF_EMPTY)
 
 
 def content_tag_like(etag: str, size: int, part: int) -> ContentTag | None:
@@ -293,6 +293,6 @@ def content_tag_like(etag: str, size: int, part: int) -> ContentTag | None:
         return None
     if match[2] is None:
         return ContentTag(size, max(size, 1))
-    sizes = (part, *_PARTS_OF_OTHERS)
+    sizes = (part, *_COMMON_PART_SIZES)
     fitting = next((one for one in sizes if -(-size // one) == int(match[2])), None)
     return None if fitting is None else ContentTag(size, fitting)

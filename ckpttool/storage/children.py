@@ -23,7 +23,7 @@ _BOOT = (
 )
 
 
-def child_places() -> list[str]:
+def child_sys_path() -> list[str]:
     """Return a child's ``sys.path``: that of this process, with ckpttool, without the working directory."""
     # The working directory may have come with a checkpoint: modules in it must not be imported.
     here, root = "", os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -54,7 +54,7 @@ def start_child(
     if not sys.executable:
         raise FileNotFoundError("the Python executable is unknown (Python is embedded)")
     return subprocess.Popen(
-        [sys.executable, "-I", *program, json.dumps(child_places()), *arguments],
+        [sys.executable, "-I", *program, json.dumps(child_sys_path()), *arguments],
         bufsize=0 if runs_models else -1,  # a buffered pipe can't be closed while a thread waits for it
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

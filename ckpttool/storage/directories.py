@@ -36,7 +36,7 @@ NO_FOLLOW = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 """Flags that create a file, and fail if it exists; ``O_EXCL`` refuses a symlink, too."""
 
-_NOT_IT = {errno.ELOOP, errno.ENOTDIR, errno.ENOENT}
+_NOT_THE_DIRECTORY = {errno.ELOOP, errno.ENOTDIR, errno.ENOENT}
 _MADE = "it was created"
 _PROBE = ".ckpttool-probe"
 _BUSY = {errno.EBUSY, errno.ENOTEMPTY, errno.EEXIST}
@@ -137,7 +137,7 @@ class OpenDirectory:
             made = self.open(name)
         except OSError as error:
             self._withdraw(name)
-            if error.errno in _NOT_IT:
+            if error.errno in _NOT_THE_DIRECTORY:
                 raise PathReplaced(self.join(name), since=_MADE) from error
             raise
         except BaseException:  # Ctrl-C included

@@ -29,7 +29,7 @@ RETRIES = 5
 _FIRST_PAUSE = 0.1
 # Statuses below 502 that are worth a retry: timeout, conflict, too many requests, internal
 # error. From 502 on, all are.
-_FOR_THE_MOMENT = frozenset({408, 409, 429, 500})
+_TRANSIENT = frozenset({408, 409, 429, 500})
 _CONNECTIONS = 32
 _BLOCK = 1 << 18
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
@@ -82,7 +82,7 @@ def send_request(
             time.sleep(_FIRST_PAUSE * 2**attempt)
         try:
             response = _send_once(method, address, url, {"User-Agent": "ckpttool", **(headers or {})}, limit)
-            if response.status < 502 and response.status not in _FOR_THE_MOMENT:
+            if response.status < 502 and response.status not in _TRANSIENT:
                 return response
             failure = None
         except NewConnectionError:  # before TimeoutError, of which it is a subclass
@@ -217,7 +217,7 @@ def paged(
             raise OSError(errno.EIO, f"the server's listing takes more than {LISTING_SECONDS} s", url)
 
 
-def own_name(key: str, prefix: str, url: str) -> str:
+def name_below(key: str, prefix: str, url: str) -> str:
     """Return the last component of a listed key.
 
     Raises:

@@ -19,7 +19,7 @@ from ckpttool.storage.checksums import Checksum, StoredChecksums
 from ckpttool.storage.http_requests import (
     Response,
     json_of,
-    own_name,
+    name_below,
     paged,
     refusal,
     require_sendable,
@@ -74,9 +74,9 @@ class HubStore(Store):
         ):
             match row:
                 case {"type": "directory", "path": str(path)}:
-                    directories.add(own_name(path, prefix, url))
+                    directories.add(name_below(path, prefix, url))
                 case {"type": "file", "path": str(path), "size": int(size)} if 0 <= size < MAX_SIZE:
-                    objects[own_name(path, prefix, url)] = ObjectStatus(size, 0, str(row.get("oid", "")))
+                    objects[name_below(path, prefix, url)] = ObjectStatus(size, 0, str(row.get("oid", "")))
                     self._note_checksum(row)
                 case {"type": str(kind)} if kind not in ("directory", "file"):  # such as a submodule
                     continue

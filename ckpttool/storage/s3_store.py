@@ -28,7 +28,7 @@ from urllib.parse import quote, unquote_plus
 
 from ckpttool.core.errors import MissingPackage
 from ckpttool.storage.checksums import TITLES, Checksum, StoredChecksums
-from ckpttool.storage.http_requests import Response, own_name, paged, refusal, require_whole, send_request
+from ckpttool.storage.http_requests import Response, name_below, paged, refusal, require_whole, send_request
 from ckpttool.storage.stores import (
     MAX_SIZE,
     BucketStore,
@@ -87,9 +87,9 @@ class S3Store(BucketStore):
         objects: dict[str, ObjectStatus] = {}
         for row in paged(lambda token: self._page(prefix, token, url), "", url):
             if row.object is None:
-                directories.add(own_name(row.key.removesuffix("/"), prefix, url))
+                directories.add(name_below(row.key.removesuffix("/"), prefix, url))
             elif row.key != f"{prefix}/":  # some consoles make such an empty object for a directory
-                objects[own_name(row.key, prefix, url)] = row.object
+                objects[name_below(row.key, prefix, url)] = row.object
         return Listing(frozenset(directories), objects)
 
     def _page(self, prefix: str, token: str, url: str) -> tuple[list[_Row], str | None]:

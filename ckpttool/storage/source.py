@@ -23,7 +23,7 @@ MAX_OPEN = 64
 
 # O_NONBLOCK: opening a pipe that was planted under a file's name would wait for a writer.
 _READ = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-_FOLLOWS_NOTHING = getattr(os, "O_NOFOLLOW", 0)
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 class _Descriptor:
@@ -224,7 +224,7 @@ def regular_descriptor(path: str, *, follows: bool = True, dir_fd: int | None = 
     """
     # The type is checked on the open descriptor: between a check of the path and the
     # opening, it could be replaced.
-    flags = _READ if follows else _READ | _FOLLOWS_NOTHING
+    flags = _READ if follows else _READ | _NO_FOLLOW
     descriptor = held.open_file(path, flags) if dir_fd is None else os.open(path, flags, dir_fd=dir_fd)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

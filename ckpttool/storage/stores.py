@@ -24,7 +24,7 @@ from ckpttool.storage.http_requests import (
     CONNECT_SECONDS,
     RETRIES,
     TIMEOUT_SECONDS,
-    own_name,
+    name_below,
     require_sendable,
     send_request,
 )
@@ -244,11 +244,11 @@ class BucketStore(Store):
             found = _listed_in_time(self._store, prefix or None, url)
         # Some consoles make an object whose name ends with a slash for a directory.
         objects = {
-            own_name(one["path"], prefix, url): _object_status({**one, "e_tag": _quoted(one["e_tag"])})
+            name_below(one["path"], prefix, url): _object_status({**one, "e_tag": _quoted(one["e_tag"])})
             for one in found["objects"]
             if one["path"].strip("/") != prefix
         }
-        return Listing(frozenset(own_name(one, prefix, url) for one in found["common_prefixes"]), objects)
+        return Listing(frozenset(name_below(one, prefix, url) for one in found["common_prefixes"]), objects)
 
     def read(self, name: str, begin: int, end: int, of: ObjectStatus) -> bytes:
         found, data = self.read_range(name, begin, end, of.version)

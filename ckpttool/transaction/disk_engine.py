@@ -136,7 +136,7 @@ def _remove_from_place(place: int, group: Group, *, dry_run: bool) -> int:
         return freed
     require_removable(place, group.contents)
     try:
-        for _ in purge(place, group.contents, may_be_gone=True):
+        for _ in purge(place, group.contents, allow_missing=True):
             pass
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # unlisted files are kept, and reported
@@ -180,32 +180,32 @@ def _hidden_names_of(
 ) -> Iterator[str]:
     # A file that replaces another one hides nothing: its name always has one of the two.
     moves = [one for one in roots.listed.moves_by_group[number] if one.file is None and one.replaces is None]
-    come = [one for one in moves if not one.target.is_private]
+    arriving = [one for one in moves if not one.target.is_private]
     moved = [one for one in moves if roots.has_moved(one)]
-    if come and not is_done:
+    if arriving and not is_done:
         # Before the commit, a checkpoint counts under its old names while it has all of them, and
         # its new names are hidden. A directory has only one name at a time: once all parts are
         # moved, the new names count.
         is_in_place = all(
             roots.status(Location(roots.listed.original_root(number), name)) for name in group.members
         )
-        if is_in_place or len(come) > len([one for one in come if one in moved]):
-            yield from (one.target.path for one in come if one in moved)
+        if is_in_place or len(arriving) > len([one for one in arriving if one in moved]):
+            yield from (one.target.path for one in arriving if one in moved)
         if roots.listed.original_root(number) == "directory" and not is_in_place:
             yield from _names_left(directory, group)
-    elif roots.listed.original_root(number) == "directory" and moved and (come or not group.is_single):
+    elif roots.listed.original_root(number) == "directory" and moved and (arriving or not group.is_single):
         yield from _names_left(directory, group)
 
 
 def _names_left(directory: str, group: Group) -> Iterator[str]:
     """Yield members of a partly moved checkpoint that have not been saved again since."""
     for name in group.members:
-        noted = [file for file in group.contents.files if file.path.split(os.sep)[0] == name]
+        recorded = [file for file in group.contents.files if file.path.split(os.sep)[0] == name]
         try:
             now = contents(directory, [name]).files
         except OSError:  # missing or unreadable: hidden as well
             now = ()
         # Inodes aren't compared: in a copy of the directory, all of them differ.
-        kept = {(file.path, file.size, file.mtime_ns) for file in noted}
+        kept = {(file.path, file.size, file.mtime_ns) for file in recorded}
         if not now or any((file.path, file.size, file.mtime_ns) in kept for file in now):
             yield name

@@ -268,7 +268,7 @@ def _directory_of_trash(state_dir: StateDir) -> str:
 @contextmanager
 def open_trash(state_dir: StateDir) -> Iterator[OpenDirectory]:
     """Open a trash, and require that it is ours."""
-    with OpenDirectory(state_dir.path) as around, around.open(state_dir.trash_name) as trash:
+    with OpenDirectory(state_dir.path) as state, state.open(state_dir.trash_name) as trash:
         owner = fs.stat(_directory_of_trash(state_dir))
         require_own_status(state_dir.trash, trash.own_status(), owner, _ANOTHERS)
         yield trash
@@ -285,8 +285,8 @@ def open_place(state_dir: StateDir, identity: str) -> Iterator[OpenDirectory]:
 def make_trash(state_dir: StateDir) -> None:
     """Create the trash, with mode 0700, if it doesn't exist."""
     require_own_trash(state_dir)
-    with OpenDirectory(state_dir.path) as around:
-        _make_directory(state_dir.trash_name, around)
+    with OpenDirectory(state_dir.path) as state:
+        _make_directory(state_dir.trash_name, state)
 
 
 def make_place(state_dir: StateDir, identity: str, numbers: Collection[str] = ()) -> None:
@@ -312,8 +312,8 @@ def tidy(state_dir: StateDir, identity: str) -> None:
     """
     if not fs.place_of(state_dir.path).can_rename:
         return
-    with suppress(OSError), OpenDirectory(state_dir.path) as around:
-        with suppress(OSError), around.open(state_dir.trash_name) as trash:
+    with suppress(OSError), OpenDirectory(state_dir.path) as state:
+        with suppress(OSError), state.open(state_dir.trash_name) as trash:
             with suppress(OSError), trash.open(identity) as place:
                 for name in place.names():
                     with suppress(OSError):  # it isn't empty, or isn't ours to remove
@@ -322,4 +322,4 @@ def tidy(state_dir: StateDir, identity: str) -> None:
                         elif is_temporary(name):
                             place.unlink(name)
             remove_directory(identity, trash.descriptor)
-        remove_directory(state_dir.trash_name, around.descriptor)
+        remove_directory(state_dir.trash_name, state.descriptor)

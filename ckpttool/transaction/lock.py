@@ -58,12 +58,12 @@ def lock_directory(directory: str, lock: str = LOCK, holder: str | None = None) 
             raise AccessDenied(directory, problem, expected="s3://, gs:// or az://")
         yield
         return
-    around, suffix = state_dir_of(directory)
+    state_path, suffix = state_dir_of(directory)
     name = lock + suffix
     try:
-        place = OpenDirectory(around)
+        place = OpenDirectory(state_path)
     except OSError as error:
-        raise from_os_error(error, os.path.join(around, name)) from error
+        raise from_os_error(error, os.path.join(state_path, name)) from error
     with place:
         descriptor = _acquire(place, name, may_be_directory=holder is None)
         try:
@@ -123,8 +123,8 @@ def clear_stale(directories: Iterable[str]) -> None:
     for directory in directories:
         if not fs.place_of(directory).can_rename:  # stores aren't locked
             continue
-        around, suffix = state_dir_beside(directory)
-        if fs.lexists(os.path.join(directory, LOCK)) or fs.lexists(os.path.join(around, LOCK + suffix)):
+        state_path, suffix = state_dir_beside(directory)
+        if fs.lexists(os.path.join(directory, LOCK)) or fs.lexists(os.path.join(state_path, LOCK + suffix)):
             with suppress(CheckpointError), lock_directory(directory):
                 pass
 

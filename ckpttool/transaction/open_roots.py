@@ -118,9 +118,9 @@ class OpenRoots:
                 is_same = file.is_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
             else:
                 here = self.contents_at(locations)
-                texts, noted = self.listed.rewritten_paths(number), group.contents
-                has_same_files = _identities(here.files, texts) == _identities(noted.files, texts)
-                is_same = has_same_files and set(here.directories) == set(noted.directories)
+                texts, recorded = self.listed.rewritten_paths(number), group.contents
+                has_same_files = _identities(here.files, texts) == _identities(recorded.files, texts)
+                is_same = has_same_files and set(here.directories) == set(recorded.directories)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise StalePlan("all or part of it has vanished", since_plan=True) from error
         if not is_same:
@@ -141,12 +141,12 @@ class OpenRoots:
             return status is not None
         if self.is_same_file(one.source, one.target):
             return True
-        noted = self.fingerprints_of(one)
+        recorded = self.fingerprints_of(one)
         if not stat.S_ISDIR(status.st_mode):
-            return any(file.inode == status.st_ino for file in noted)
+            return any(file.inode == status.st_ino for file in recorded)
         here = self.contents_at({one.target.path: one.target})
         inodes = {file.inode for file in here.files}
-        return any(file.inode in inodes for file in noted) or not (noted or here.files)
+        return any(file.inode in inodes for file in recorded) or not (recorded or here.files)
 
     def is_unmodified_at(self, one: Move, location: Location) -> bool:
         """Return whether the unmodified file or directory of a move is at a location."""

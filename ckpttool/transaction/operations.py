@@ -306,7 +306,7 @@ class Stage:
             try:
                 self.record(numbers)
             except (OSError, CheckpointError):  # the step may be in the record all the same
-                self._forget()
+                self._drop_undo_step()
                 raise
         return failures
 
@@ -323,7 +323,7 @@ class Stage:
                     self._inner.unlink(DONE)
                     self._inner.sync()
                 if self.listed.leader is None:  # a leader's commit counts for this list, too
-                    self._forget()
+                    self._drop_undo_step()
             except OSError as failure:
                 reason = f"{system_text(error)}; the next command recovers it"
                 raise UnknownCommit(self.path, reason) from failure
@@ -363,7 +363,7 @@ class Stage:
         # Old names are linked again first, and are durable when the pointers name them. Only then are the new
         # names removed, so that a pointer never names a missing file.
         failures = self._relink(numbers)
-        back = [number for number in numbers if self._is_in_place(number) or self.holds(number)]
+        back = [number for number in numbers if self._is_in_place(number) or self.has_moved_part(number)]
         # A new index is removed again, unless a trainer has saved files of the same names since: then the
         # index belongs to the new checkpoint, whatever its text.
         pointers = self.listed.pointers
@@ -414,10 +414,10 @@ class Stage:
         """Revert all operations, and drop their undo step."""
         failures = self.revert(range(len(self.listed.groups)))
         if not failures:
-            self._forget()
+            self._drop_undo_step()
         return failures
 
-    def _forget(self) -> None:
+    def _drop_undo_step(self) -> None:
         """Remove the undo step of this journal from the record."""
         if self.listed.identity is not None and self.listed.kind != "restore":
             drop_step(self.directory, self._state_dir, self.listed.identity, os.path.basename(self.path))
@@ -504,7 +504,7 @@ class Stage:
         # index that refers to it is needed. The other old indexes are removed before the data: without its
         # index, the rest of a checkpoint isn't taken for one.
         kept = {one.source.path: one for one in chain.from_iterable(groups) if self._is_kept(one)}
-        both = {
+        notes = {
             one.group: f"{one.target.path} was saved meanwhile; {path} keeps its name"
             for path, one in kept.items()
         }
@@ -522,15 +522,15 @@ class Stage:
                 continue
             if not self.roots.is_same_file(one.source, one.target):
                 if one.source.is_private:
-                    both[one.group] = f"{_TAKEN}; it is in {self.shown_place(one.group)}"
+                    notes[one.group] = f"{_TAKEN}; it is in {self.shown_place(one.group)}"
             elif one.source.is_private or self.roots.is_unmodified_at(one, one.source):
                 self.roots.unlink(one.source)
             else:
                 names = f"{one.source.path} and {one.target.path}"
-                both[one.group] = f"modified meanwhile; {names} are the same file: remove one of them"
+                notes[one.group] = f"modified meanwhile; {names} are the same file: remove one of them"
         for location in chain.from_iterable(map(self.listed.unlinked_locations, numbers)):
             self.roots.unlink(location)
-        return both
+        return notes
 
     def _is_kept(self, one: Move) -> bool:
         """Return whether a file has only its old name, since another file has the new one."""
@@ -561,14 +561,14 @@ class Stage:
         if self.listed.kind == "restore" and self.listed.identity is not None:
             drop_groups(self.directory, self._state_dir, self.listed.subset(numbers))
 
-    def place_of(self, number: int) -> int:
+    def staged_descriptor(self, number: int) -> int:
         """Return the descriptor of the directory in the stage that holds a removed group."""
         return self.roots.at(next(iter(self.listed.final_locations(number).values())))[0]
 
     def purge(self, number: int) -> Iterator[int]:
         """Unlink a removed checkpoint if it is unmodified; yield the bytes freed by each file."""
         return purge_checked(
-            self.place_of(number),
+            self.staged_descriptor(number),
             self.listed.groups[number].contents,
             self.shown_place(number),
             lambda: self.roots.require_unchanged(number, self.listed.final_locations(number)),
@@ -592,7 +592,7 @@ class Stage:
             roots["trash"] = self._state_dir.trash_place(self.listed.identity or "")
         return shown(os.path.join(roots[location.root], os.path.dirname(location.path)))
 
-    def holds(self, number: int) -> bool:
+    def has_moved_part(self, number: int) -> bool:
         """Return whether a part of a group is at its final location."""
         return any(map(self.roots.has_moved, self.listed.moves_by_group[number]))
 

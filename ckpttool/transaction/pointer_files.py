@@ -105,7 +105,7 @@ def restored_pointer(now: str | None, one: Rewrite, restored: Collection[str], *
 
 
 @contextmanager
-def _opened_around(name: str, directory: int) -> Iterator[tuple[int, str]]:
+def _opened_parent(name: str, directory: int) -> Iterator[tuple[int, str]]:
     """Open the parent directory of a pointer, and yield its descriptor with the pointer's name."""
     above, base = os.path.split(name)
     with ExitStack() as stack:
@@ -121,7 +121,7 @@ def _opened_around(name: str, directory: int) -> Iterator[tuple[int, str]]:
 def _text_of(one: Rewrite, directory: int) -> str | None:
     """Return the text of a pointer, or the target of a symlink; None if it is missing."""
     try:
-        with _opened_around(one.name, directory) as (place, base):
+        with _opened_parent(one.name, directory) as (place, base):
             return os.readlink(base, dir_fd=place) if one.is_link else text_at(base, place)
     except OSError as error:
         # It is missing, or isn't a symlink any more.
@@ -137,7 +137,7 @@ def write_pointer(one: Rewrite, directory: int, stage: int) -> None:
     if _text_of(one, directory) == one.after:
         return
     _require_text(one, directory)
-    with _opened_around(one.name, directory) as (place, name), _keeping_time(place, one.name):
+    with _opened_parent(one.name, directory) as (place, name), _keeping_time(place, one.name):
         if one.after is None:
             os.unlink(name, dir_fd=place)
         else:
@@ -166,7 +166,7 @@ def _write_temporary(one: Rewrite, text: str, directory: int, stage: int) -> str
         return temporary
     like = one.name if one.before is not None else one.like or one.name
     descriptor = os.open(temporary, CREATE, 0o666, dir_fd=stage)
-    with open(descriptor, "wb") as file, _opened_around(like, directory) as (near, other):
+    with open(descriptor, "wb") as file, _opened_parent(like, directory) as (near, other):
         file.write(text.encode("utf-8", "surrogateescape"))
         file.flush()
         adopt_mode(descriptor, other, near)  # the mode and the owner of the file that it replaces

@@ -51,12 +51,12 @@ def undo_record(record: CommandRecord, dry_run: bool) -> RecordUndo:
     # Each journal of a rename builds on the names that the one before has made. So if one can't be undone,
     # those before it can't be either.
     done = RecordUndo()
-    for noted in reversed(record.steps):
-        step, is_last = noted, noted is record.steps[-1]
+    for recorded in reversed(record.steps):
+        step, is_last = recorded, recorded is record.steps[-1]
         if not (is_last or dry_run):  # undoing the later steps has rewritten the record
             current = read_record(record.directory, record.state_dir, record.identity)
             steps = () if current is None else current.steps
-            step = next((step for step in steps if step.journal == noted.journal), noted)
+            step = next((step for step in steps if step.journal == recorded.journal), recorded)
         is_refused = _undo_step(record, step, done, is_last=is_last, dry_run=dry_run)
         if is_refused and record.kind == "rename":
             break
@@ -227,19 +227,23 @@ def operations_in_copy(
                         now[file] = here
                         if file.path not in rewritten:  # rewritten files are compared by their texts
                             others.append((file, here))
-            if all(_is_copied(noted, here) for noted, here in others):
-                has_other_inodes = any(noted.inode != here.inode for noted, here in others)
+            if all(_is_copied(recorded, here) for recorded, here in others):
+                has_other_inodes = any(recorded.inode != here.inode for recorded, here in others)
                 return (_as_found(listed, now, roots), COPIED) if has_other_inodes else (listed, None)
     except OSError:  # executing the operations raises it again
         return listed, None
-    has_lost_times = all(noted.size == here.size and noted.inode != here.inode for noted, here in others)
+    has_lost_times = all(
+        recorded.size == here.size and recorded.inode != here.inode for recorded, here in others
+    )
     return listed, LOST_TIMES if has_lost_times else None
 
 
 def _as_found(listed: OperationList, now: dict[Fingerprint, Fingerprint], roots: OpenRoots) -> OperationList:
-    def found(noted: Fingerprint, location: Location) -> Fingerprint:
+    def found(recorded: Fingerprint, location: Location) -> Fingerprint:
         here = _file_at(roots, location)
-        return noted if here is None or not _is_copied(noted, here) else replace(here, path=noted.path)
+        return (
+            recorded if here is None or not _is_copied(recorded, here) else replace(here, path=recorded.path)
+        )
 
     def operation(one: Operation) -> Operation:
         if isinstance(one, Rewrite):
@@ -263,8 +267,8 @@ def _file_at(roots: OpenRoots, location: Location) -> Fingerprint | None:
     return None if status is None else fingerprint(location.path, status)
 
 
-def _is_copied(noted: Fingerprint, here: Fingerprint) -> bool:
+def _is_copied(recorded: Fingerprint, here: Fingerprint) -> bool:
     # An archive may store times in whole seconds.
-    has_time = here.mtime_ns in (noted.mtime_ns, noted.mtime_ns // _SECOND * _SECOND)
-    is_itself = (noted.device, noted.inode) == (here.device, here.inode)
-    return noted.size == here.size and has_time and not is_itself
+    has_time = here.mtime_ns in (recorded.mtime_ns, recorded.mtime_ns // _SECOND * _SECOND)
+    is_itself = (recorded.device, recorded.inode) == (here.device, here.inode)
+    return recorded.size == here.size and has_time and not is_itself

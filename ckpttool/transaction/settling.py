@@ -129,13 +129,13 @@ class _Settlement:
             advice = f"keep the files you need, and remove {shown(self._stage.path)}"
             why = f"the directory was copied while a command was running; {advice}"
             return Settled.failed(listed, why)
-        back: list[int] = []
+        to_revert: list[int] = []
         for number in numbers:
             try:
                 # A removal that has nothing in the stage was not begun, or has been completed. Without a
                 # commit, its pointers are restored.
-                if is_removal and not self._stage.holds(number):
-                    back += [number] * (number not in (self._stage.done or ()))
+                if is_removal and not self._stage.has_moved_part(number):
+                    to_revert += [number] * (number not in (self._stage.done or ()))
                 else:
                     (settled.finished if self._is_to_finish(number) else settled.reverted).append(number)
             except OSError as error:
@@ -148,7 +148,7 @@ class _Settlement:
             self._keep_blocked()
         except (OSError, CheckpointError) as error:
             return Settled.failed(listed, system_text(error) if isinstance(error, OSError) else error.reason)
-        self._back([*back, *settled.reverted])
+        self._revert([*to_revert, *settled.reverted])
         self._complete()
         return settled
 
@@ -204,7 +204,7 @@ class _Settlement:
         here = roots.contents_at({one.source.path: one.source})
         return self._listed.inodes.isdisjoint(file.inode for file in here.files)
 
-    def _back(self, numbers: Sequence[int]) -> None:
+    def _revert(self, numbers: Sequence[int]) -> None:
         settled, done = self._settled, self._stage.done or frozenset()
         was_committed = self._stage.is_committed
         # ``done.json`` is shortened before anything is moved back: if this is killed as well, the next
@@ -234,7 +234,7 @@ class _Settlement:
         failures, where = self._settled.failures, self._stage.shown_place(number)
         try:
             contents = self._listed.groups[number].contents
-            for _ in purge(self._stage.place_of(number), contents, may_be_gone=True):
+            for _ in purge(self._stage.staged_descriptor(number), contents, allow_missing=True):
                 pass
         except StalePlan:
             failures[number] = (

@@ -197,35 +197,35 @@ class StagedOutput:
         self._directory.sync()
         self.discard()
 
-    def staged_paths(self, alike: Mapping[str, str] | None = None) -> dict[str, str]:
+    def staged_paths(self, old_names: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the paths of new files, relative to the target's directory, for a journal that moves them.
 
         They are synced, and have mode, owner and times of the old files. They must be moved before this
         output ends.
 
         Args:
-            alike: Name of the old file for each new one, if the target is a directory; None if it is a file.
+            old_names: Name of the old file by new name in a directory; None if the target is a file.
         """
         self._syncing.settle()
         self._sinks.clear()
         self.require_in_place()
-        waits = {}
+        staged = {}
         with ExitStack() as opened:
             content, directory = self._content, self._directory
-            if alike is not None:
+            if old_names is not None:
                 content, directory = (
                     opened.enter_context(one.open(self._name)) for one in (content, directory)
                 )
-            for name, old in ({self._name: self._name} if alike is None else alike).items():
+            for name, old in ({self._name: self._name} if old_names is None else old_names).items():
                 _keep_mode(content, name, directory, old)
                 status = directory.status(old)
                 if status is None:
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory.join(old))
                 times = status.st_atime_ns, status.st_mtime_ns
                 os.utime(content.at(name), ns=times, dir_fd=content.descriptor, follow_symlinks=False)
-                waits[name] = os.path.relpath(content.join(name), self._directory.path)
+                staged[name] = os.path.relpath(content.join(name), self._directory.path)
         self._content.sync_tree()
-        return waits
+        return staged
 
     def link_in(self, directory: str, names: Iterable[str]) -> None:
         """Link files of a directory into the target, which is a directory, too."""

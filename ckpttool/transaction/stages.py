@@ -66,8 +66,8 @@ def remove_places(stage: OpenDirectory) -> None:
 
 def remove_stage(path: str) -> bool:
     """Remove a stage with its journal; return False, and keep it, if it has other entries."""
-    around, name = os.path.split(path)
-    with OpenDirectory(around) as place, place.open(name) as stage:
+    parent, name = os.path.split(path)
+    with OpenDirectory(parent) as place, place.open(name) as stage:
         return remove_open_stage(place, stage)
 
 
@@ -95,14 +95,14 @@ def is_temporary(name: str) -> bool:
 def stages(state_dir: StateDir) -> list[str]:
     """Return the paths of the stages in a state directory."""
     # In a parent directory there may be stages of several directories: the suffix tells them apart.
-    around, suffix = state_dir
+    path, suffix = state_dir
     try:
         return sorted(
             entry.path
-            for entry in fs.entries(around)
+            for entry in fs.entries(path)
             if entry.name.endswith(suffix)
             and _STAGE.fullmatch(entry.name.removesuffix(suffix))
             and entry.is_dir(follow_symlinks=False)
         )
     except OSError as error:
-        raise from_os_error(error, around) from error
+        raise from_os_error(error, path) from error

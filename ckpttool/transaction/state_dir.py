@@ -104,15 +104,15 @@ def may_keep_state_beside(directory: str) -> bool:
 
 def state_dir_of_stage(path: str) -> StateDir:
     """Return the state directory that holds a stage; its ``directory`` is the one that the stage is for."""
-    around, name = os.path.split(path)
+    parent, name = os.path.split(path)
     _, mark, owner = name.partition(OWNER)
-    return StateDir(around or os.curdir, mark + owner)
+    return StateDir(parent or os.curdir, mark + owner)
 
 
 def enclosing_serial(directory: str) -> str | None:
     """Return the Fluid serial that a directory is a part of, which holds no checkpoints of its own."""
-    around, name = os.path.split(fs.abspath(directory))
-    return around if name in (MODEL, *TABLES) and _is_serial(around) else None
+    parent, name = os.path.split(fs.abspath(directory))
+    return parent if name in (MODEL, *TABLES) and _is_serial(parent) else None
 
 
 def _is_scanned_by_accelerate(directory: str) -> bool:
@@ -174,37 +174,37 @@ def require_own(path: str, directory: str, otherwise: str = LEFT_UNCHANGED) -> N
     completes the message about one that belongs to another user.
     """
     try:
-        status, around = fs.lstat(path), fs.stat(directory)
+        status, directory_status = fs.lstat(path), fs.stat(directory)
     except OSError as error:
         raise from_os_error(error, path) from error
-    require_own_status(path, status, around, otherwise)
+    require_own_status(path, status, directory_status, otherwise)
 
 
 def require_own_status(
-    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_UNCHANGED
+    path: str, status: os.stat_result, directory_status: os.stat_result, otherwise: str = LEFT_UNCHANGED
 ) -> None:
     """Require the same as ``require_own``, by the statuses of the directory and of the one that it is for."""
     if not stat.S_ISDIR(status.st_mode):
         what = "a symlink" if stat.S_ISLNK(status.st_mode) else "not a directory"
         raise AccessDenied(path, f"is {what}; {LEFT_UNCHANGED}")
-    _require_owner(path, status, around, otherwise)
-    # Users who may write in ``around`` can remove all files there anyway, so they gain nothing from a
+    _require_owner(path, status, directory_status, otherwise)
+    # Users who may write in the directory can remove all files there anyway, so they gain nothing from a
     # stage that they may write in. In a sticky directory they can't remove those of others, so there a
     # stage must be closed to them.
-    is_sticky = bool(around.st_mode & stat.S_ISVTX)
-    if status.st_mode & _OTHERS & (_OTHERS if is_sticky else ~around.st_mode):
+    is_sticky = bool(directory_status.st_mode & stat.S_ISVTX)
+    if status.st_mode & _OTHERS & (_OTHERS if is_sticky else ~directory_status.st_mode):
         raise AccessDenied(path, f"others may have written to it; {LEFT_UNCHANGED}")
 
 
 @contextmanager
-def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory]:
+def open_own(directory: str, base: str, *names: str) -> Iterator[OpenDirectory]:
     """Open a directory of ours below another one, name by name, and require that it is ours."""
     # It is checked by its path before it is opened, and again by its descriptor: it may have
     # been replaced meanwhile.
-    path = os.path.join(around, *names)
+    path = os.path.join(base, *names)
     require_own(path, directory)
     with ExitStack() as stack:
-        place = stack.enter_context(OpenDirectory(around))
+        place = stack.enter_context(OpenDirectory(base))
         for name in names:
             place = stack.enter_context(place.open(name))
         require_own_status(path, place.own_status(), fs.stat(directory))
@@ -212,27 +212,27 @@ def open_own(directory: str, around: str, *names: str) -> Iterator[OpenDirectory
 
 
 def read_own(
-    directory: str, around: str, *names: str, kind: str, parse: Callable[[Any], T], most: int = MAX_BYTES
+    directory: str, base: str, *names: str, kind: str, parse: Callable[[Any], T], most: int = MAX_BYTES
 ) -> T | None:
     """Return the parsed content of a JSON file that we wrote for a directory; None if it is missing.
 
     Args:
         directory: The directory.
-        around: A directory above the file.
+        base: A directory above the file.
         names: Names of the directories from there on, and of the file.
         kind: Kind of file, for messages: "a journal".
         parse: Converts its plain data; raises ValueError, LookupError or TypeError.
         most: Limit on its size in bytes.
     """
-    path = os.path.join(around, *names)
+    path = os.path.join(base, *names)
     try:
         if fs.place_of(path).has_owners:
-            with open_own(directory, around, *names[:-1]) as place:
+            with open_own(directory, base, *names[:-1]) as place:
                 text = own_bytes(place, names[-1], directory, kind, most)
         else:
             from ckpttool.transaction.store_directory import StoreDirectory
 
-            found = StoreDirectory(around).read("/".join(names), most)
+            found = StoreDirectory(base).read("/".join(names), most)
             if found is None:
                 return None
             text = found[0]
@@ -271,15 +271,15 @@ def own_bytes(place: OpenDirectory, name: str, directory: str, kind: str, most: 
 
 
 def _require_owner(
-    path: str, status: os.stat_result, around: os.stat_result, otherwise: str = LEFT_UNCHANGED
+    path: str, status: os.stat_result, directory_status: os.stat_result, otherwise: str = LEFT_UNCHANGED
 ) -> None:
-    if (user := other_owner(status, around)) is not None:
+    if (user := other_owner(status, directory_status)) is not None:
         raise AccessDenied(path, f"belongs to another user, {user}; {otherwise}")
 
 
-def other_owner(status: os.stat_result, around: os.stat_result) -> str | None:
+def other_owner(status: os.stat_result, directory_status: os.stat_result) -> str | None:
     """Return the owner of a file, unless that is this user or the owner of its directory."""
-    if not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), around.st_uid):
+    if not hasattr(os, "geteuid") or status.st_uid in (os.geteuid(), directory_status.st_uid):
         return None
     return user_name(status.st_uid)
 

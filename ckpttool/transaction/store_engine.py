@@ -54,8 +54,8 @@ class StoreEngine(Engine):
             groups = _unchanged(self.directory, removals, outcome)
             if groups:
                 kind: Literal["remove", "trash"] = "trash" if method is UndoMethod.TRASH else "remove"
-                noted = None if method is UndoMethod.NONE else identity
-                listed = removal_operations(groups, kind=kind, identity=noted)
+                recorded_identity = None if method is UndoMethod.NONE else identity
+                listed = removal_operations(groups, kind=kind, identity=recorded_identity)
                 _remove(StoreOperations(self.directory, identity, listed), outcome)
         return outcome
 
@@ -175,31 +175,31 @@ def _remove(operations: StoreOperations, outcome: Outcome) -> None:
         reason = f"{from_os_error(error, operations.directory).reason}; nothing was removed"
         raise AccessDenied(operations.directory, reason) from error
     failures = operations.copy()
-    standing = [number for number in range(len(groups)) if number not in failures]
-    if standing:
-        names = {os.path.basename(groups[number].path) for number in standing}
+    remaining = [number for number in range(len(groups)) if number not in failures]
+    if remaining:
+        names = {os.path.basename(groups[number].path) for number in remaining}
         remote.forget()  # copying may take hours
         # The journal that commits has the old texts of the pointers, so that recovery can restore them. If
         # others have rewritten one since, it isn't overwritten, and nothing is removed.
-        operations.commit(standing, list_rewrites(operations.directory, names))
+        operations.commit(remaining, list_rewrites(operations.directory, names))
         if not operations.write_pointers():
             lists = ", ".join(one.name for one in operations.listed.pointers)
             change = StalePlan(f"{lists} has changed", since_plan=True)
-            failures |= dict.fromkeys(standing, change)
-            standing = []
-    if standing:
-        left = operations.finish(standing)
+            failures |= dict.fromkeys(remaining, change)
+            remaining = []
+    if remaining:
+        left = operations.finish(remaining)
         failures |= left
         if is_settled(left):
             kept = [number for number, error in left.items() if not isinstance(error, StrandedCheckpoint)]
             operations.drop_copies(kept)
             operations.restore_pointers(kept)
-            operations.close([number for number in standing if number not in kept])
+            operations.close([number for number in remaining if number not in kept])
     else:
         operations.abandon()
     for number, failure in failures.items():
         outcome.fail(groups[number].path, failure)
-    done = [groups[number] for number in standing if number not in failures]
+    done = [groups[number] for number in remaining if number not in failures]
     outcome.done += [group.path for group in done]
     outcome.freed += sum(group.contents.nbytes for group in done)
 
@@ -235,11 +235,11 @@ def _settled(operations: StoreOperations) -> Settled:
         operations.abandon()
         return settled
     failures = operations.finish(settled.finished)
-    told = {number: str(failure) for number, failure in failures.items()}
+    messages = {number: str(failure) for number, failure in failures.items()}
     if not is_settled(failures):
-        settled.failures = told
+        settled.failures = messages
         return settled
-    settled.notes = told
+    settled.notes = messages
     operations.restore_pointers([number for number in done if number not in settled.finished])
     operations.close(done)
     return settled

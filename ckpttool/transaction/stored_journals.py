@@ -32,8 +32,8 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
 
     def parse(document: Mapping[str, Any]) -> OperationList:
         if document["schema"] == SCHEMA:
-            noted = document.get("stage")
-            is_copy = None if noted is None else count_of(noted) != inode
+            recorded = document.get("stage")
+            is_copy = None if recorded is None else count_of(recorded) != inode
             return replace(operations_of(document, done), is_copy=is_copy)
         if document["schema"] == REMOVALS:
             return removals_of(document, directory, stage)
@@ -53,9 +53,9 @@ def read_journal(stage: str, directory: str) -> OperationList | None:
         raise from_os_error(error, stage) from error
     # A command that ends removes ``journal.json`` before ``done.json``. They are read in the opposite order,
     # so that its journal isn't taken for uncommitted.
-    around = os.path.split(stage)
-    done = read_own(directory, *around, DONE, kind="a list of groups", parse=lambda document: document)
-    listed = read_own(directory, *around, JOURNAL, kind="a journal", parse=parse)
+    location = os.path.split(stage)
+    done = read_own(directory, *location, DONE, kind="a list of groups", parse=lambda document: document)
+    listed = read_own(directory, *location, JOURNAL, kind="a journal", parse=parse)
     # The leader's commit counts for its followers, which may not have their own ``done.json`` yet. The
     # leader's journal is removed last: once it is missing, either all followers have a commit of their own,
     # or none.

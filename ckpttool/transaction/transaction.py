@@ -212,22 +212,22 @@ class Transaction:
         numbers, is_indivisible = range(len(stage.listed.groups)), stage.listed.is_indivisible
         try:
             failed = stage.execute()
-            standing = [number for number in numbers if number not in failed]
-            while (standing or not numbers) and not (failed and is_indivisible):
-                changed = stage.prepare(standing)
+            remaining = [number for number in numbers if number not in failed]
+            while (remaining or not numbers) and not (failed and is_indivisible):
+                changed = stage.prepare(remaining)
                 if not changed:
                     break
                 failed |= changed
                 if not is_indivisible:
                     failed |= stage.revert([*changed])
-                    standing = [number for number in standing if number not in changed]
+                    remaining = [number for number in remaining if number not in changed]
         except (StalePlan, CheckpointError, OSError) as failure:
             self._fail_all(failure)
             self._revert(stage)
             return
         self._fail(failed)
-        self._pending_groups = standing
-        if failed and (is_indivisible or not standing):
+        self._pending_groups = remaining
+        if failed and (is_indivisible or not remaining):
             self._revert(stage)
 
     def commit(self) -> None:
@@ -276,18 +276,18 @@ class Transaction:
         # A list of moves is finished once the old names are unlinked. If that fails before any file has lost
         # its last name, the list can still be reverted.
         try:
-            both = stage.finish(self._pending_groups)
+            notes = stage.finish(self._pending_groups)
         except (CheckpointError, OSError) as failure:
             self._revert_or_leave(stage, failure, can_revert=stage.listed.is_revertible)
             return
         try:
-            stage.drop_record([number for number in self._pending_groups if number not in both])
+            stage.drop_record([number for number in self._pending_groups if number not in notes])
         except (CheckpointError, OSError) as failure:  # the record may lack them already
             self._revert_or_leave(stage, failure, can_revert=False)
             return
         groups = stage.listed.groups
         self.outcome.done += [groups[number].path for number in self._pending_groups]
-        self.outcome.failures |= {groups[number].path: Failure(why) for number, why in both.items()}
+        self.outcome.failures |= {groups[number].path: Failure(why) for number, why in notes.items()}
         if stage.listed.kind == "trash":
             self.outcome.freed += sum(groups[number].contents.nbytes for number in self._pending_groups)
         self._is_finished = True

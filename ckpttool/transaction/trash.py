@@ -238,14 +238,14 @@ def path_as_given(directory: str, path: str) -> str:
     return os.path.join(above, os.path.relpath(path, real)) if is_above else path
 
 
-def directories_of_trash(around: str, name: str) -> Iterator[str]:
+def directories_of_trash(parent: str, name: str) -> Iterator[str]:
     """Yield the directories that a trash in their parent is for: by its name, then by its records."""
-    named = os.path.join(around, name.removeprefix(_MARK))
+    named = os.path.join(parent, name.removeprefix(_MARK))
     if fs.isdir(named):
         yield named
-    directory = named if fs.isdir(named) else around
-    roots = {record.root for record in _records_beside(directory, StateDir(around, name.removeprefix(TRASH)))}
-    for path, inode in _directories_in(around):
+    directory = named if fs.isdir(named) else parent
+    roots = {record.root for record in _records_beside(directory, StateDir(parent, name.removeprefix(TRASH)))}
+    for path, inode in _directories_in(parent):
         if inode in roots and path != named:
             yield path
 
@@ -260,9 +260,9 @@ def _records_beside(directory: str, state_dir: StateDir) -> Iterator[CommandReco
                     yield record
 
 
-def _directories_in(around: str) -> Iterator[tuple[str, int]]:
+def _directories_in(parent: str) -> Iterator[tuple[str, int]]:
     try:
-        found = fs.entries(around)
+        found = fs.entries(parent)
     except OSError:  # what can't be listed can't be searched
         return
     yield from ((entry.path, entry.inode()) for entry in found if entry.is_dir(follow_symlinks=False))

@@ -71,7 +71,7 @@ def purge_checked(
         raise StrandedCheckpoint(f"partly removed: {why}; the rest is in {shown_place}") from failure
 
 
-def purge(place: int, contents: Contents, *, may_be_gone: bool = False) -> Iterator[int]:
+def purge(place: int, contents: Contents, *, allow_missing: bool = False) -> Iterator[int]:
     """Unlink files and remove their directories; yield the bytes that each file frees.
 
     A directory that has other entries is kept, and raises an OSError.
@@ -79,7 +79,7 @@ def purge(place: int, contents: Contents, *, may_be_gone: bool = False) -> Itera
     Args:
         place: Descriptor of the directory that the contents are relative to.
         contents: Files and directories to remove.
-        may_be_gone: Whether a part of them may be missing already.
+        allow_missing: Whether some of them may be missing already.
     """
     # Each directory is opened once for all of its files. Directories are removed after
     # them, the deepest first.
@@ -89,7 +89,7 @@ def purge(place: int, contents: Contents, *, may_be_gone: bool = False) -> Itera
                 for file in files:
                     yield _unlink_file(os.path.basename(file.path), directory, file)
         except FileNotFoundError:
-            if not may_be_gone:
+            if not allow_missing:
                 raise
     for path in sorted(contents.directories, key=lambda path: path.count(os.sep), reverse=True):
         parent, name = os.path.split(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ckpttool
-from ckpttool.storage.children import child_places
+from ckpttool.storage.children import child_sys_path
 
 ROOT = str(Path(ckpttool.__file__).parents[1])
 
@@ -19,7 +19,7 @@ def test_a_child_imports_from_where_this_process_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["/somewhere/installed", "/elsewhere"])
-    assert child_places() == ["/somewhere/installed", "/elsewhere", ROOT]
+    assert child_sys_path() == ["/somewhere/installed", "/elsewhere", ROOT]
 
 
 @pytest.mark.parametrize("place", ["", ".", "relative", None])
@@ -28,13 +28,13 @@ def test_a_child_imports_nothing_from_where_the_user_stands(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [os.getcwd() if place is None else place, "/installed"])
-    assert child_places() == ["/installed", ROOT]
+    assert child_sys_path() == ["/installed", ROOT]
 
 
 def test_who_stands_beside_the_package_imports_it_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", [ROOT, "/installed"])
-    assert child_places() == [ROOT, "/installed", ROOT]
+    assert child_sys_path() == [ROOT, "/installed", ROOT]
 
 
 def test_a_child_can_be_started_from_a_directory_that_is_gone(
@@ -45,4 +45,4 @@ def test_a_child_can_be_started_from_a_directory_that_is_gone(
     monkeypatch.chdir(gone)
     gone.rmdir()
     monkeypatch.setattr(sys, "path", ["", "/installed"])
-    assert child_places() == ["/installed", ROOT]
+    assert child_sys_path() == ["/installed", ROOT]
