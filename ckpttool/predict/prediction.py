@@ -50,7 +50,14 @@ class NoInputs(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """Inputs of a run, and their origin in words; the user's own or recorded ones may be another model's."""
+    """Inputs of a run.
+
+    Attributes:
+        arrays: Arrays by the names of the inputs.
+        origin: Source of the values, for the summary.
+        is_recorded: Whether they are from a recording.
+        is_given: Whether the user gave the values or the shapes.
+    """
 
     arrays: Arrays
     origin: str
@@ -144,7 +151,7 @@ _SHAPE_ERROR = re.compile(r"shape|size|dimension|channels|mat1|broadcast", re.IG
 
 
 def _input_finding(inputs: _Inputs, failure: Exception) -> Finding | None:
-    """Return the finding for an error that the input explains: it may be another model's. None otherwise."""
+    """Return a finding if the input may be for another model; None for any other error."""
     if not inputs.is_recorded and not inputs.is_given:
         return None
     if isinstance(failure, LoadFailed):
@@ -166,7 +173,7 @@ def _input_finding(inputs: _Inputs, failure: Exception) -> Finding | None:
 def _repeats_when_reloaded(
     load_again: Reload, inputs: _Inputs, outputs: Arrays, request: PredictionRequest
 ) -> bool:
-    """Return whether a fresh instance gives the outputs of the first run: the model only keeps state."""
+    """Return whether a fresh instance gives the outputs of the first run, so it only keeps state."""
     try:
         return not any(rerun_findings(outputs, _run(load_again(), inputs), request))
     except Exception:  # noqa: BLE001 - other people's code may raise anything; the difference is reported

@@ -101,7 +101,6 @@ def _spec(name: str, tensor: torch.Tensor) -> InputSpec:
 
 
 def _run(module: Any, template: Arguments | None, inputs: Arrays) -> Arrays:
-    """Return the outputs of a module."""
     args, kwargs = _arguments(module, template, inputs)
     try:
         with torch.no_grad():  # not inference_mode, which breaks models that differentiate inside
