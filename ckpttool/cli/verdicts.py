@@ -216,14 +216,14 @@ def _mark_sampled_out(targets: Sequence[_VerifyTarget], sample: Sample) -> list[
     # Checkpoints with digests record in them when they were last read in full, and the least recent are
     # chosen; without a record, the day decides.
     from ckpttool.ops.manifest import last_read, record_of
-    from ckpttool.ops.workload import Candidate, choose
+    from ckpttool.ops.workload import choose
 
     candidates = []
     for one in targets:
         if not isinstance(one.unit, CheckpointError):
             record = record_of(one.unit)
             read_at = None if record is None else last_read(record)
-            candidates.append(Candidate(one.path, size_of(one.unit), read_at is not None, read_at or ""))
+            candidates.append((one.path, size_of(one.unit), read_at))
     chosen = choose(candidates, sample, int(time.time()) // SECONDS_A_DAY)
     return [one._replace(is_sampled_out=one.path not in chosen) for one in targets]
 

@@ -35,7 +35,7 @@ class LayoutDoubt(Enum):
 
 
 # Sidecars record the values of ``LayoutDoubt``, so these texts may change. Those of version 0.1, which
-# recorded its sentences, are parsed by patterns of their own in ``formats.layer_documents``.
+# recorded its sentences, are parsed by separate patterns in ``formats.layer_documents``.
 _TEXTS = {
     LayoutDoubt.INPUT_ORDER: "it follows {}",
     LayoutDoubt.OUTPUT_ORDER: "{} uses its output",

@@ -54,7 +54,7 @@ class Elements(NamedTuple):
 class LogicalTensor(dict[str, object]):
     """Metadata of a tensor that is stored as several components, with their metadata by name.
 
-    It is a type of its own, since a user's dictionary may have the same keys.
+    It is a separate type, since a user's dictionary may have the same keys.
 
     Attributes:
         shape: Its logical shape; None if that is the one of its elements.

@@ -362,7 +362,7 @@ class Reordered(NamedTuple):
         self, into: Array, low: list[int], high: list[int]
     ) -> Iterator[tuple[Array, list[int], list[int]]]:
         """Yield the parts of a box that are boxes of the stored tensor: target, start and end of each."""
-        # Gates (of an LSTM, say) are slices of one axis in another order: each is a box of its own.
+        # Gates (of an LSTM, say) are slices of one axis in another order: each is a separate box.
         if self.gates is None:
             yield into, low, high
             return

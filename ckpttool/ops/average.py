@@ -302,7 +302,7 @@ def _average_values(
             yield _rounded(sum_, last, sources[-1].checkpoint.path)
         for source, tensor, checksum in zip(sources, tensors, checksums, strict=True):
             if source.algorithm is not None:
-                summed.append(SummedTensor(tensor, source.algorithm, checksum))
+                summed.append((tensor, source.algorithm, checksum))
 
     return Computed(make)
 

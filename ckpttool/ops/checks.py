@@ -170,7 +170,7 @@ _SAFE = re.compile(r"(?P<stem>(?!.*-\d+-of-\d+).+)\.safetensors(\.index\.json)?"
 def weight_copy_findings(checkpoint: Checkpoint, jobs: int, advance: Advance) -> Iterator[Finding]:
     """Yield a warning for each copy of a checkpoint's weights next to it that has other values.
 
-    Unreadable copies are skipped; they have a verdict of their own.
+    Unreadable copies are skipped; they have their own verdict.
     """
     if checkpoint.variant == UNIVERSAL and checkpoint.complete:
         yield from _compare_rounded(checkpoint)

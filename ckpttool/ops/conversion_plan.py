@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
 
 from ckpttool.core.checkpoint import Checkpoint
 from ckpttool.core.errors import DamagedCheckpoint, UsageError
@@ -51,13 +50,8 @@ _NOT_READ = frozenset(
 """Warnings that a part of the source wasn't read."""
 
 
-class SummedTensor(NamedTuple):
-    """A tensor of a source, and the checksum of its bytes, computed while they were read."""
-
-    tensor: Tensor
-    algorithm: Algorithm
-    elements_checksum: int | None
-
+SummedTensor = tuple[Tensor, Algorithm, int | None]
+"""A tensor of a source, and the checksum of its bytes, computed while they were read."""
 
 _BRACKETED = re.compile(r"(?<![^.])\[+([^\[\]]*)\]+(?![^.])")
 """A key with brackets that distinguish it from others; see ``content.tree``."""

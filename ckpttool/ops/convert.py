@@ -77,8 +77,8 @@ def mismatches(
         if other is None:
             yield f"{name} is missing"
         elif (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
-            stands, was = (f"{one.dtype} {list(one.shape)}" for one in (other, tensor))
-            yield f"{name} is {stands} instead of {was}"
+            now, was = (f"{one.dtype} {list(one.shape)}" for one in (other, tensor))
+            yield f"{name} is {now} instead of {was}"
         elif tensor.shares_with is None:
             pairs.append((tensor, other))
     wanted = {writer.reader_name(tensor) for tensor in content.tensors}
@@ -294,7 +294,7 @@ def carry_out(
             staged.settle()
             converted = _read_back(plan, staged, jobs, advance)
             staged.require_in_place()
-            read = [SummedTensor(one.tensor, one.algorithm, one.elements_checksum) for one in staged.written]
+            read = [(one.tensor, one.algorithm, one.elements_checksum) for one in staged.written]
             _require_sums(plan.source, [*read, *plan.summed], jobs, advance)
             for path, mark in _file_states(plan.source).items():
                 if mark != marks[path]:
@@ -350,13 +350,12 @@ def _require_sums(checkpoint: Checkpoint, read: Sequence[SummedTensor], jobs: in
     Tensors that were summed while they were read aren't read again.
     """
     known = {}
-    for one in read:
+    for tensor, algorithm, checksum in read:
         # The checksum of elements is that of the stored bytes only if the tensor is the whole storage,
         # contiguous and little-endian.
-        tensor = one.tensor
         is_little = tensor.byteorder == "little" or tensor.dtype.word_bytes == 1
         if tensor.extent is not None and tensor.extent == tensor.storage and is_little:
-            known[tensor.extent, one.algorithm] = one.elements_checksum
+            known[tensor.extent, algorithm] = checksum
     summed = (span for span in checkpoint.spans() if span.crc32 is not None)
     found: list[Finding] = []
     while batch := list(islice(summed, _AT_ONCE)):

@@ -373,7 +373,7 @@ def _digests_in(path: str, document: Any) -> Digests:
         for name, entry in document["tensors"].items():
             sha256 = entry["sha256"]
             if not isinstance(sha256, str | None):
-                raise TypeError("no digest")
+                raise TypeError("not a digest")
             shape = tuple(map(_integer, entry["shape"]))
             tensors[name] = str(entry["dtype"]), shape, sha256
     except (AttributeError, KeyError, TypeError, ValueError) as failure:
@@ -384,16 +384,16 @@ def _digests_in(path: str, document: Any) -> Digests:
 def _file_sums(entry: Mapping[str, Any]) -> FileSums:
     nbytes, block_bytes = _integer(entry["bytes"]), _integer(entry.get("block_bytes", BLOCK_BYTES))
     if nbytes < 0 or block_bytes <= 0:
-        raise ValueError("a size below zero")
+        raise ValueError("a negative size")
     blocks = {name: tuple(int(one, 16) for one in entry[name]) for name in CRCS if name in entry}
     if any(len(crcs) != -(-nbytes // block_bytes) for crcs in blocks.values()):
-        raise ValueError("another number of blocks than the file has")
+        raise ValueError("wrong number of blocks")
     return FileSums(nbytes, blocks=blocks, block_bytes=block_bytes)
 
 
 def _integer(value: object) -> int:
     if type(value) is not int:
-        raise TypeError("no whole number")
+        raise TypeError("not an integer")
     return value
 
 

@@ -2,7 +2,7 @@
 
 Parts that a reader puts together by itself (after an index, in a directory, after a prefix) are one source.
 Several sources are the files of one set of shards, the directories of a job's machines, or checkpoints with
-tensors of their own.
+different tensors.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _open_several(sources: Sequence[str]) -> Checkpoint:
 
 
 def _open_parts(sources: Sequence[str], *, variant: str | None) -> Checkpoint:
-    """Return checkpoints with tensors of their own as one; those of ``variant`` are shards of one."""
+    """Return checkpoints with different tensors as one; those of ``variant`` are shards of one."""
     with ExitStack() as opened:
         parts: list[MergePart] = []
         for path in sources:

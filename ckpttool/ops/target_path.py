@@ -75,10 +75,10 @@ def check_target(
     if name in ("", os.curdir, os.pardir):
         raise UsageError(f"{target!r}: invalid name for a target")
     parent = parent or os.curdir
-    beside = _writable_names(parent)
-    if not options.dry_run and any(map(is_leftover_name, beside)):
+    existing_names = _writable_names(parent)
+    if not options.dry_run and any(map(is_leftover_name, existing_names)):
         clear_areas(parent)
-        beside = _writable_names(parent)
+        existing_names = _writable_names(parent)
     # No source is overwritten: a target is neither one of the files that are read, nor in a directory that is
     # read, nor a directory that contains a source.
     for path in also:
@@ -98,7 +98,9 @@ def check_target(
             raise UsageError(f"{target} contains the source")
     # Existing files of the target: itself, or those that begin with its prefix.
     of_prefix = re.compile(re.escape(name) + r"\.(index|data-\d{5}-of-\d{5}|meta)", re.DOTALL)
-    existing = sorted(one for one in beside if one == name or (is_prefix and of_prefix.fullmatch(one)))
+    existing = sorted(
+        one for one in existing_names if one == name or (is_prefix and of_prefix.fullmatch(one))
+    )
     if not existing:
         return None
     if not options.force:
@@ -107,7 +109,9 @@ def check_target(
         )
     for one in existing:
         check_replaceable(os.path.join(parent, one))
-    manifests = {one + ending for one in (name, *existing) for ending in SIDECARS} & beside - {*existing}
+    manifests = {one + ending for one in (name, *existing) for ending in SIDECARS} & existing_names - {
+        *existing
+    }
     return [*existing, *sorted(one for one in manifests if fs.isfile(os.path.join(parent, one)))]
 
 

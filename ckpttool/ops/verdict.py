@@ -174,7 +174,7 @@ class Verification(Result):
     # safe).
     @property
     def is_valid(self) -> bool:
-        """Return whether all requested checks were done and passed; safety has a verdict of its own."""
+        """Return whether all requested checks were done and passed; safety has its own verdict."""
         return not self.is_inconclusive and all(
             check.status is not Status.FAILED for check in self.checks if check.name != "safety"
         )

@@ -68,7 +68,7 @@ def verify(
         strict: Whether warnings fail their check.
         jobs: Number of threads; by default the processors that this process may use.
         advance: Called with the bytes read, from any thread.
-        prediction: How to load it with its framework and run it, in a process of its own.
+        prediction: How to load it with its framework and run it, in a separate process.
         against: A copy of it, whose files are compared with its own; on this machine or in a store.
         ignores: Findings that don't prevent a prediction; ``apply_ignores`` marks them in the verdict.
 

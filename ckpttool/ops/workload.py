@@ -101,43 +101,36 @@ class Sample(NamedTuple):
         return min(1.0, self.nbytes / nbytes) if nbytes else 1.0
 
 
-class Candidate(NamedTuple):
-    """Checkpoint that may be read in full.
-
-    Attributes:
-        has_record: Whether it has digests, which record its last full read.
-        read_at: Time of that read as sortable text; empty for never.
-    """
-
-    path: str
-    nbytes: int
-    has_record: bool = False
-    read_at: str = ""
-
-
-def choose(candidates: Sequence[Candidate], sample: Sample, day: int) -> set[str]:
+def choose(candidates: Sequence[tuple[str, int, str | None]], sample: Sample, day: int) -> set[str]:
     """Return the paths of the checkpoints that are read in full on a day.
 
     Of those with a record, the least recently read ones are chosen, up to their share of the bytes. Each of
     the others is chosen once in 1 / fraction days.
+
+    Args:
+        candidates: Path and bytes of each checkpoint, and the time of its last full read as sortable text;
+            empty for never, None if it has no digests, which record it.
+        sample: Size of the sample.
+        day: Number of the day.
     """
     # At least one checkpoint with a record is read each day, however large it is. Those without a record
     # can't be ordered by their last read: a hash of the path spreads them over the days.
-    fraction = sample.fraction_of(sum(one.nbytes for one in candidates))
-    recorded = [one for one in candidates if one.has_record]
+    fraction = sample.fraction_of(sum(nbytes for _, nbytes, _ in candidates))
+    recorded = [(read_at, path, nbytes) for path, nbytes, read_at in candidates if read_at is not None]
     chosen: set[str] = set()
-    room = fraction * sum(one.nbytes for one in recorded)
-    for one in sorted(recorded, key=lambda one: (one.read_at, one.path)):
+    room = fraction * sum(nbytes for _, _, nbytes in recorded)
+    for _, path, nbytes in sorted(recorded):
         if chosen and room < 1:
             break
-        chosen.add(one.path)
-        room -= one.nbytes
+        chosen.add(path)
+        room -= nbytes
     days = ceil(1 / fraction)
-    chosen |= {one.path for one in candidates if not one.has_record and _turn(one.path, days) == day % days}
-    return chosen
+    unrecorded = (path for path, _, read_at in candidates if read_at is None)
+    return chosen | {path for path in unrecorded if _turn(path, days) == day % days}
 
 
 def _turn(path: str, days: int) -> int:
+    """Return the number of the day, below ``days``, on which a checkpoint is read."""
     from hashlib import sha256
 
     digest = sha256(path.encode("utf-8", "surrogateescape")).digest()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttool import UsageError
-from ckpttool.ops.workload import Candidate, Part, Sample, choose, split
+from ckpttool.ops.workload import Part, Sample, choose, split
 
 SIZES = st.dictionaries(st.text("abc/", min_size=1, max_size=6), st.integers(0, 1 << 40), max_size=40)
 
@@ -47,16 +47,16 @@ def test_a_text_that_is_no_sample(text: str) -> None:
     st.sampled_from(["1%", "5%", "7%", "33.3%", "50%", "100%", "3kB", "700B", "10G"]), st.integers(0, 9999)
 )
 def test_without_manifests_each_has_its_turn(text: str, first: int) -> None:
-    candidates = [Candidate(f"runs/{number}.pth", 1000) for number in range(100)]
+    candidates = [(f"runs/{number}.pth", 1000, None) for number in range(100)]
     sample = Sample.parse(text)
     days = -(-1 // sample.fraction_of(100_000))
     turns = [choose(candidates, sample, first + day) for day in range(int(days))]
-    assert sorted(path for turn in turns for path in turn) == sorted(one.path for one in candidates)
+    assert sorted(path for turn in turns for path in turn) == sorted(path for path, _, _ in candidates)
 
 
 def test_with_manifests_the_least_recently_read_come_first() -> None:
     read = {"a": "2026-01-03", "b": "", "c": "2026-01-01", "d": "2026-01-02"}
-    candidates = [Candidate(path, 10, has_record=True, read_at=at) for path, at in read.items()]
+    candidates = [(path, 10, at) for path, at in read.items()]
     assert choose(candidates, Sample.parse("25%"), 0) == {"b"}
     assert choose(candidates, Sample.parse("50%"), 0) == {"b", "c"}
     assert choose(candidates, Sample.parse("30B"), 7) == {"b", "c", "d"}

@@ -88,8 +88,8 @@ def _enclosing_shard_list(directory: str, names: Collection[str]) -> str | None:
     if not fs.isfile(path):
         found = "it is missing, but it records which shard holds which layer"
         raise DamagedCheckpoint(path, found, code="index-missing")
-    beside = {name for name in scan(directory) if (m := _KERAS_SHARD.fullmatch(name)) and m["stem"] == stem}
-    _require_all(path, beside - set(names))
+    present = {name for name in scan(directory) if (m := _KERAS_SHARD.fullmatch(name)) and m["stem"] == stem}
+    _require_all(path, present - set(names))
     return path
 
 

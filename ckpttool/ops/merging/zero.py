@@ -170,7 +170,7 @@ def _shared_state(cut: ParameterCut, key: str, path: Path) -> object:
             return None
         if first.tobytes() != other.tobytes():
             return None
-    # Each parameter gets a tensor of its own. If they shared one in memory, each of the optimizer's updates
+    # Each parameter gets its own tensor. If they shared one in memory, each of the optimizer's updates
     # would increment the step once for each parameter.
     return replace(first, path=path, role=Role.OPTIMIZER, shares_with=None, storage=None)
 
