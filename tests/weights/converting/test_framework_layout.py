@@ -264,10 +264,10 @@ def test_what_keras_has_no_twin_of(tmp_path: Path) -> None:
     cases = [
         (
             nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)),
-            r"2\.weight: it may stand behind a",
+            r"2\.weight: it may follow a Flatten",
         ),
-        (nn.ModuleList([nn.Linear(4, 2)]), r"0\.weight: it may stand behind a"),
-        (nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (2, 2))), r"0\.weight: it may .* before a Reshape"),
+        (nn.ModuleList([nn.Linear(4, 2)]), r"0\.weight: it may follow a Flatten"),
+        (nn.Sequential(nn.Linear(2, 4), nn.Unflatten(1, (2, 2))), r"0\.weight: it may .* precede a Reshape"),
         (nn.Sequential(nn.LSTM(3, 2, 2)), r"0\.weight_ih_l1: Keras has one layer for each"),
         (nn.Sequential(nn.LSTM(3, 2, bidirectional=True)), r"0\.weight_ih_l0_reverse: Keras has one"),
         (nn.Sequential(nn.LayerNorm((3, 4))), r"0\.weight: no rule for LayerNorm"),
