@@ -228,6 +228,8 @@ def _outcome_of(pair: TensorPair) -> Outcome:
 
 def drop_repeated_axes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, int]:
     """Return both tensors with the axes that both repeat (stride 0) cut to length 1, and the repeat count."""
+    # An expanded tensor may be small in the file and huge in memory. If both sides repeat the same axes, one
+    # copy has all differences, and ``scale_statistics`` multiplies the counts and norms afterwards.
     if not isinstance(a.values, Strided) or not isinstance(b.values, Strided):
         return a, b, 1
     if not a.shape == b.shape == a.values.shape == b.values.shape:  # a rearranged tensor's view has more axes

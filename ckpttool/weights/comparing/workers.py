@@ -148,6 +148,8 @@ class PairWorker(ABC):
 
     def _count(self, pair: TensorPair, nbytes: int) -> None:
         """Count bytes as done, and raise if the comparison was cancelled."""
+        # The second pass reads pairs that the first one has read in part. A byte is reported once, whichever
+        # pass reads it first; the rest of ``unread`` is reported when the comparison ends.
         with _lock:
             counted = min(nbytes, pair.unread)
             pair.unread -= counted

@@ -274,6 +274,8 @@ def _converted_item(
     except LayoutMismatch:
         return None
 
+    # The way back needs the length of each named axis, and the new shape may have several of them in one:
+    # ``(h w c)``. So the lengths of the way here are kept.
     def back(given: Tensor, at: int) -> Tensor:
         return rearrange(given, pattern.inverse(), tensor.path, sizes=lengths)
 

@@ -50,6 +50,8 @@ def _pair_list(pairs: Sequence[Pair], between: str) -> str:
 
 def _is_by_number(pair: Pair) -> bool:
     """Return whether a pair has an optimizer variable of Keras's numbered list on one side only."""
+    # Keras numbers the variables of an optimizer (``optimizer/vars/5``), which shows neither slot nor weight.
+    # If only one side has such a name, the pair rests on the order in which Keras creates the variables.
     paths = [steps_of(item.sources[0].path) for item in (pair.a, pair.b)]
     a, b = (steps[-2:-1] == ("vars",) and steps[-1].isdecimal() for steps in paths)
     return pair.a.tensor.role is Role.OPTIMIZER and a != b

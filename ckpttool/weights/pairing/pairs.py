@@ -53,6 +53,8 @@ class Unpaired:
             in_order: Whether equally many tensors of one key are paired in order.
             unless: Predicate that rejects a pair in spite of equal keys.
         """
+        # A key that several tensors of a side share says nothing about which of them belong together. So they
+        # stay unpaired, for a later step with a finer key, unless their order may decide.
         theirs = _group_by_key(self.b, key)
         clashes: list[Clash] = []
         pairs = []
