@@ -61,7 +61,7 @@ class PruneCommand:
     require_copy: str | None = option(
         "--require-copy",
         metavar="LOCATION",
-        help="Remove only checkpoints of which LOCATION has an identical copy.",
+        help="Remove only checkpoints with an identical copy in LOCATION.",
         panel=EXECUTION_PANEL,
     )
     config: str | None = config_option("Read paths and rules from this file.", SELECTION_PANEL)

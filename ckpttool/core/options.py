@@ -16,7 +16,7 @@ Depth = Literal["quick", "full"]
 """Whether only the structure of a checkpoint is read, or every byte."""
 Mode = Literal["min", "max"]
 """Whether the lowest or the highest value of a metric is the best."""
-RULE_PANEL = "Rules (a checkpoint stays if any rule keeps it)"
+RULE_PANEL = "Rules (a checkpoint is kept if any rule selects it)"
 CHECK_PANEL = "Checks"
 PREDICTION_PANEL = "Prediction"
 EXPECTATION_PANEL = "Expected results of the prediction"

@@ -178,9 +178,7 @@ def check_replaceable(path: str) -> None:
         with open_checkpoint(whole) as standing:
             is_own = _ownership(standing)
     except CheckpointError as error:
-        raise UsageError(
-            f"{path}: can't tell which files belong to the checkpoint ({error.reason}); it is not replaced"
-        ) from error
+        raise UsageError(f"{path}: not replaced, as it may hold files of yours ({error.reason})") from error
     pending = [path]
     while pending:
         for entry in scan(pending.pop()).values():

@@ -549,7 +549,7 @@ def _opened(directory: HeldDirectory, path: str, *, follows: bool = False) -> in
         number = directory.open()
         if not follows and directory.lies_behind_link:
             os.close(number)
-            raise OSError(errno.ELOOP, "it is behind a symlink, which is not followed", path)
+            raise OSError(errno.ELOOP, "it is reached through a symlink, which is not followed", path)
     except OSError as error:
         error.filename = path
         raise

@@ -113,7 +113,7 @@ def _opened_parent(name: str, directory: int) -> Iterator[tuple[int, str]]:
             place = stack.enter_context(opened(above, directory))
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise StalePlan(f"{name} is behind a symlink, or not in a directory") from error
+                raise StalePlan(f"{name} is reached through a symlink, or not in a directory") from error
             raise
         yield place, base
 

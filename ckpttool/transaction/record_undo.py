@@ -197,7 +197,9 @@ def _pointer_paths(record: CommandRecord, step: UndoStep, listed: OperationList)
 # Records in a copied directory ---------------------------------------------------------------------
 
 COPIED = "this directory is a copy; its files have the recorded sizes and times, but other inodes"
-LOST_TIMES = "this directory is a copy without the original times; files of the same size can't be told apart"
+LOST_TIMES = (
+    "this directory is a copy without the original times; files of the same size can't be distinguished"
+)
 
 _SECOND = 10**9
 """In nanoseconds."""

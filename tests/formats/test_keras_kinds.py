@@ -229,7 +229,7 @@ def test_a_flatten_is_found_by_the_connections_of_both_versions() -> None:
     nodes += [dense("both", inbound_nodes=other), dense("none", inbound_nodes=[])]
     model = {"class_name": "Functional", "config": {"name": "m", "layers": nodes}}
     after = LayerKind("Dense", flattened=(4, 3, 2))
-    unlike = LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "what is not told"))
+    unlike = LayerKind("Dense", doubt=DoubtReason(LayoutDoubt.INPUT_ORDER, "an unknown layer"))
     assert kinds_in_model(model) == {"three": after, "two": after, "both": unlike, "none": unlike}
 
 

@@ -306,7 +306,7 @@ def _matches_storage(opened: OpenedHdf5, dataset: Dataset) -> bool:
         return True
     opened.unstored += nbytes
     if opened.unstored > _UNSTORED:
-        message = f"a shape of {nbytes:,} bytes, of which {stored:,} are stored"
+        message = f"{stored:,} bytes are stored for a shape of {nbytes:,} bytes"
         opened.findings.append(error("hdf5-shape-bomb", message, name))
         return False
     if not stored:

@@ -78,7 +78,7 @@ class _ModelWalk:
         }
         orders: dict[str, FeatureOrder] = {}
         for name in _sorted_by_origin(origins):
-            inputs = [orders.get(origin, _unknown("what is not told")) for origin in origins[name]]
+            inputs = [orders.get(origin, _unknown("an unknown layer")) for origin in origins[name]]
             if not inputs and layers[name].cls == "InputLayer":
                 inputs = [order]
             orders[name] = self._layer(layers[name], inputs)
@@ -341,7 +341,7 @@ def _merged(orders: Sequence[FeatureOrder], *, joined: bool = False) -> FeatureO
     """Return the order of several tensors combined, element by element or joined along an axis."""
     # The kind that is surest to differ from PyTorch's wins: added to an image, anything is an image. Flat
     # images can be added if they have one shape; joined with anything, they are unknown.
-    first = orders[0] if orders else _unknown("what is not told")
+    first = orders[0] if orders else _unknown("an unknown layer")
     if len(orders) < 2:
         return first
     known_makers = tuple(order.makers for order in orders if order.makers is not NO_MAKERS)

@@ -387,7 +387,7 @@ class _DcpDirectory:
                 self._parts.findings.append(warning("part-extra", ".metadata does not name it", name))
                 self._parts.safety.append(not_scanned(name, "it was not checked"))
             elif _TEMPORARY.fullmatch(name):
-                message = "left behind by a save that was interrupted"
+                message = "left by an interrupted save"
                 self._parts.findings.append(warning("part-temporary", message, name))
 
 
