@@ -346,5 +346,5 @@ def test_files_of_a_checkpoint_lie_at_some_depth_only(files: Path, tmp_path: Pat
     listing = list_checkpoints(tmp_path)
     assert [one.state for one in listing.checkpoints] == ["unreadable"]
     assert [problem.message for problem in listing.problems] == [
-        "unreadable: directories nested over 100 deep in a checkpoint"
+        "unreadable: directories nested more than 100 deep"
     ]
