@@ -106,7 +106,7 @@ def hollow_findings(checkpoint: Checkpoint, element_of: Element) -> Iterator[Fin
         if is_empty and _STATE_DICT.fullmatch(key) and role_below((key,)) is Role.WEIGHTS:
             yield warning("no-tensors", "the state dict contains no tensors", key)
     # A shard may have no elements of a tensor that has some, which is no fault. Tied weights, and those
-    # without values, are judged by their owners or not at all. If all weights are constants, that is one
+    # without values, are judged by their owners or not at all. If all weights are zero, that is one
     # warning, not one for each matrix.
     weights = [one for one in checkpoint.tensors if one.role is Role.WEIGHTS and one.dtype.float_code]
     needed = (one for one in weights if not (one.shard is not None and one.shard.is_empty))

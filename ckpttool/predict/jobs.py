@@ -72,7 +72,7 @@ def _torch_choice(checkpoint: Checkpoint, request: PredictionRequest) -> Choice:
 
 def _reader(checkpoint: Checkpoint, request: PredictionRequest) -> str:
     """Return the reader of ``torch_state`` for a checkpoint."""
-    # ``torch.load`` doesn't read plain pickles, and of tar files only by running their code. PyTorch
+    # ``torch.load`` doesn't read plain pickles, and reads tar files only by running their code. PyTorch
     # unpickles the ``.metadata`` of a distributed checkpoint, which takes ``--trust``. Otherwise our own
     # formats read these.
     if checkpoint.format == "torch-dcp":

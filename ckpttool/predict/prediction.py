@@ -347,8 +347,8 @@ def _difference(
     if now.dtype.kind not in "fciub" or other.dtype.kind not in "fciub":
         differ = np.asarray(now.astype(str) != other.astype(str))
         return f"{int(differ.sum()):,} of {now.size:,} values differ" if differ.any() else ""
-    # NaN differs from itself, so two NaN count as equal. Integers are compared as they are, since a float
-    # doesn't hold every whole number.
+    # Two NaN count as equal, although NaN differs from itself. Integers are compared as they are, since a
+    # float doesn't hold every whole number.
     if not rtol and not atol:
         differ = np.asarray((now != other) & ~((now != now) & (other != other)))
     else:
