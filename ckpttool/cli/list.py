@@ -49,7 +49,7 @@ from ckpttool.core.options import (
     option,
     same_option,
 )
-from ckpttool.core.text import printable, seconds
+from ckpttool.core.text import counted, printable, seconds
 from ckpttool.integrations.dask import executor_at
 from ckpttool.ops.workload import Part, Workload
 from ckpttool.runs.retention.rules import Policy
@@ -352,7 +352,7 @@ def say_problems(listing: Listing, *, everything: bool, verbose: bool = False) -
     for problem in shown:
         say_warning(f"{problem.path}: {problem.message}")
     if left := len(listing.problems) - len(shown):
-        say_warning(f"{left:,} more problems (-v shows all)")
+        say_warning(f"{counted(left, 'more problem')} (-v shows all)")
     say_unread(listing.unread, "not listed", everything=verbose)
 
 

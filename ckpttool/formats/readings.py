@@ -118,7 +118,7 @@ def further_readings(
         yield _several_formats("an HDF5 file", "the superblock after a user block")
     for finding in findings:
         if finding.severity is Severity.ERROR and finding.code in _UNDECLARED:
-            message = "undeclared bytes; a reader of them is unknown"
+            message = "undeclared bytes; what would read them is unknown"
             yield not_scanned(finding.where, message)
 
 

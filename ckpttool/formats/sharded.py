@@ -111,7 +111,7 @@ def unsafe_path_reason(name: object) -> str | None:
     # An index may come from anywhere, and name any file of the machine. The rules are those of all systems: a
     # backslash or a drive means nothing on Linux, but leads out of the directory on Windows.
     if not isinstance(name, str):
-        return f"a {type(name).__name__} instead of a name"
+        return f"a value of type {type(name).__name__} instead of a name"
     if "\0" in name or "\\" in name or _DRIVE.match(name):
         return "a name with NUL, a backslash or a drive"
     parts = name.split("/")

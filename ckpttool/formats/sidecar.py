@@ -209,7 +209,7 @@ def _tensors_of_document(entries: object, stored: Mapping[str, Tensor]) -> tuple
     owners: dict[str, str] = {}
     for name, entry in entries.items():
         if type(entry) is not dict:
-            raise ValueError(f"no entry of the tensor {name}")
+            raise ValueError(f"invalid entry of the tensor {name}")
         path = entry.get("path", [name])
         if not isinstance(path, list) or not all(type(part) in (str, int) for part in path):
             raise ValueError(f"invalid path of the tensor {name}")

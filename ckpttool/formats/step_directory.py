@@ -299,7 +299,7 @@ def _training_step(parts: OpenedParts, directory: str) -> dict[str, Any]:
             parsed = parse_json(path, source.read(0, min(source.size, _MAX_STEP_BYTES)), "training step")
         if isinstance(parsed, dict):
             return parsed
-        reason = f"a {type(parsed).__name__} instead of an object"
+        reason = f"a value of type {type(parsed).__name__} instead of an object"
     except DamagedCheckpoint as failure:
         reason = failure.reason
     parts.fault("part-damaged", reason, _TRAINING_STEP)

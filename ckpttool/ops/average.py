@@ -116,7 +116,7 @@ def shares_of(count: int, weights: Sequence[float] | None = None, ema: float | N
     if count < 2:
         raise UsageError("average needs at least two checkpoints")
     if weights is not None and ema is not None:
-        raise UsageError("--weights and --ema exclude each other")
+        raise UsageError("--weights and --ema are mutually exclusive")
     # The moving average begins with the first source, and each next one counts 1 - decay: expanded, the first
     # has decay^(n-1), and source k has (1 - decay) * decay^(n-1-k).
     if ema is not None:

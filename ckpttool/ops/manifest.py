@@ -247,7 +247,7 @@ def _present_files(
     # A manifest from a download may list ``../../secret`` or a symlink: no file outside of its directory is
     # opened, except the checkpoint's own, which the user named.
     own_files = {fs.abspath(entry.path) for entry in checkpoint.files}
-    leads_out = "a link that points outside the manifest's directory; it was not opened"
+    leads_out = "a link that points outside the manifest's directory; not opened"
     outside, missing = [], []
     for path, one in stated.items():
         directory = os.path.join(fs.realpath(path[: len(path) - len(one.name)]), "")

@@ -248,7 +248,7 @@ class PredictionRequest:
             raise UsageError("--input and --input-shape can't be combined")
         judged = self.min_accuracy is not None or self.max_error is not None
         if judged != (self.labels is not None):
-            raise UsageError("--labels and --min-accuracy or --max-error require each other")
+            raise UsageError("--labels needs --min-accuracy or --max-error, and these need --labels")
         if self.labels is not None and self.input is None:
             raise UsageError("--labels requires --input")
         names = [spec.name for spec in self.input_shapes if spec.name is not None]

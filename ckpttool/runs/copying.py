@@ -614,7 +614,9 @@ class _Copying:
         self._send_all([file for file in ordered if not self._is_sent_last(file)], advance)
         changed = next((file for file, seen in self._seen.items() if not is_unchanged(file.path, seen)), None)
         if changed is not None:
-            raise DamagedCheckpoint(changed.path, "it changed while it was copied", expected="run it again")
+            raise DamagedCheckpoint(
+                changed.path, "it changed while it was copied", expected="run the command again"
+            )
         for file in filter(self._is_sent_last, ordered):
             self._send_one(advance, file)
         if note is not None and self._verifies_arrived:

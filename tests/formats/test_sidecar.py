@@ -309,7 +309,7 @@ def test_a_document_that_does_not_fit_is_not_used() -> None:
         (written({}, {"a": {"path": ["b"]}, "b": {}}), "the path of the tensor a is that of another"),
         (written({}, {"a": {"path": [True]}, "b": {}}), "invalid path of the tensor a"),
         (written({}, {"a": {"role": "boss"}, "b": {}}), "boss"),
-        (written({}, {"a": 1, "b": {}}), "no entry of the tensor a"),
+        (written({}, {"a": 1, "b": {}}), "invalid entry of the tensor a"),
         (written({"metadata": [1]}), "not a dictionary"),
         (written({"metadata": {"x": {"$set": [1]}}}), "the metadata has a set"),
         (written({"metadata": {"x": {"$tensor": "a"}}}), "the metadata has a Tensor"),

@@ -305,7 +305,7 @@ def test_a_number_too_large_is_found_beside_a_mask(tmp_path: Path) -> None:
         (["a.pt", "b.pt", "--weights", "1"], "--weights: 1 weight for 2 checkpoints"),
         (["a.pt", "b.pt", "--weights", "1,-1"], "each weight must be a positive number"),
         (["a.pt", "b.pt", "--ema", "1"], "the decay must be between 0 and 1"),
-        (["a.pt", "b.pt", "--ema", "0.5", "--weights", "1,2"], "exclude each other"),
+        (["a.pt", "b.pt", "--ema", "0.5", "--weights", "1,2"], "mutually exclusive"),
         (["a.pt", "--last", "2", "--best", "2"], "mutually exclusive"),
         (["a.pt", "--last", "2", "--metric", "loss"], "--metric and --mode are only valid with --best N"),
         (["a.pt", "--best", "2", "--metric", "quality"], "no series with several checkpoints with weights"),

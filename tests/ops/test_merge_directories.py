@@ -150,7 +150,7 @@ def test_rows_that_two_servers_have(
     limit_rows(monkeypatch, at_once=at_once)
     one, two = (machines[2 + at] / "__lookup_table__" / f"{TABLE}_{at}" for at in (0, 1))
     shutil.copy(one, two)
-    assert "repeats rows of earlier" in refused(*machines)
+    assert "rows of earlier shards" in refused(*machines)
     limit_rows(monkeypatch, in_all=0)
     told = refused(*machines)
     assert f"{TABLE}_0 and in {TABLE}_1" in told

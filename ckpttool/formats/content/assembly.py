@@ -41,6 +41,7 @@ from ckpttool.core.tensor import (
     role_of,
     role_of_module,
 )
+from ckpttool.core.text import counted
 from ckpttool.core.training import is_training_scalar, training_state
 from ckpttool.core.values import Contiguous, Strided
 from ckpttool.formats.content.plain_data import describe, lazy_scalar, other_records
@@ -569,5 +570,7 @@ def shard_findings(tensors: Sequence[Tensor]) -> Iterator[Finding]:
     if cut:
         rank = "a process" if cut[0].rank is None else f"rank {cut[0].rank:,}"
         world = f" of {cut[0].world:,}" if cut[0].world else ""
-        message = f"only the slices of {rank}{world} in {len(cut):,} tensors; other ranks have the rest"
+        message = (
+            f"only the slices of {rank}{world} in {counted(len(cut), 'tensor')}; other ranks have the rest"
+        )
         yield note("rank-alone", message)

@@ -380,7 +380,7 @@ class _ListedPlaces:
             is_made = layer.type.is_weightless or layer.parts
             if self._is_built and not is_made and layer.weight_shapes():
                 raise KerasRefusal(
-                    f"layer {layer.name!r} ({layer.cls}) shares its weights with another layer"
+                    f"layer {layer.name!r} ({layer.cls}) shares its weights with another place in the model"
                 )
             return 0
         _require_own_layer(layer)

@@ -20,6 +20,7 @@ from ckpttool.containers.pickle.pickle_safety import read_pickles
 from ckpttool.core.checkpoint import Checkpoint, Producer, TrainingState
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, error_of
 from ckpttool.core.report import not_scanned, warning
+from ckpttool.core.text import counted
 from ckpttool.formats.interface import HEAD_BYTES, Format, Probe, SetFormat, Unit, scan
 from ckpttool.formats.opening import open_with
 from ckpttool.formats.paddle.operators import layers_of
@@ -183,7 +184,7 @@ def _add_pickles(parts: PaddleParts, entries: Iterable[os.DirEntry[str]]) -> Non
     stored = [variable.name for variable in parts.program.stored] if parts.program is not None else []
     missing = [name for name in stored if name not in names]
     if missing and parts.complete:
-        message = f"{len(missing):,} variables of the program are missing, like {missing[0]!r}"
+        message = f"{counted(len(missing), 'missing variable')} of the program, like {missing[0]!r}"
         parts.fault("variable-missing", message)
 
 

@@ -160,7 +160,9 @@ def _check_rows(parts: PaddleParts, shards: list[_Shard]) -> None:
             continue
         rows = integers(source, stream.rows.offset, stream.rows.total)
         if len(rows) > len(set(rows) - seen):
-            parts.findings.append(error("rows-twice", "it repeats rows of earlier shards", name))
+            parts.findings.append(
+                error("rows-twice", "it repeats its own rows or rows of earlier shards", name)
+            )
         seen.update(rows)
 
 

@@ -250,7 +250,7 @@ def _bundle(path: str, directory: str) -> Checkpoint:
 def _description_findings(model: SavedModel, directory: str) -> Iterator[Finding]:
     """Yield findings about the model's version, meta graphs, references, assets and constants."""
     if model.schema != _SCHEMA:
-        yield warning("schema-version", f"unknown schema version {model.schema}")
+        yield warning("schema-version", f"unknown schema version {model.schema} (known: {_SCHEMA})")
     if len(model.graphs) > 1:
         tags = "; ".join(",".join(sorted(graph.tags)) or "no tags" for graph in model.graphs[:8])
         yield note("meta-graphs", f"{len(model.graphs):,} graphs in one model, with the tags {tags}")

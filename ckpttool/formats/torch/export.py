@@ -36,6 +36,7 @@ from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.core.readable import reader_from
 from ckpttool.core.report import Finding, error, not_scanned, note, warning
 from ckpttool.core.tensor import Extent, Path, Role, Span
+from ckpttool.core.text import counted
 from ckpttool.formats.content.assembly import checkpoint_of_tree
 from ckpttool.formats.content.plain_data import (
     describe_content,
@@ -348,7 +349,9 @@ class _ProgramArchive:
         self.safety += _judge_operators(program, member.name)
         needs = set(_needed_tensors(program))
         if missing := sorted(needs - tensor_names):
-            message = f"the graph of {model} needs {len(missing):,} missing tensors, like {missing[0]!r}"
+            message = (
+                f"the graph of {model} needs {counted(len(missing), 'missing tensor')}, like {missing[0]!r}"
+            )
             self.findings.append(error("weight-missing", message, member.name))
         inputs = user_inputs(program)
         description = {"inputs": inputs, "tensors": len(needs), **_describe_graph(program)}

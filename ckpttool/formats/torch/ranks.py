@@ -408,7 +408,7 @@ class _Assembly:
             self.is_whole = False
             self.findings += [fault] if self._has_all_ranks else []
         elif whole.values is None:
-            message = "its elements are not stored as they are, so it can't be assembled"
+            message = "its elements can't be read in place, so it can't be assembled"
             self._fault(error("part-not-read", message, name))
         return whole
 

@@ -146,7 +146,7 @@ def judge_types(root: object, classes: Mapping[str, Sequence[Class]], where: str
         for name, value, declared in values.declared(node):
             if declared is None or not values.is_of(value, declared):
                 what = "of a declared type" if declared is None else f"{declared!s:.{_SHOWN_NAMES}}"
-                yield warning("unchecked-ops", f"{name[:_SHOWN_NAMES]} may not be {what}", where)
+                yield warning("unchecked-ops", f"{name[:_SHOWN_NAMES]} isn't known to be {what}", where)
                 return
 
 

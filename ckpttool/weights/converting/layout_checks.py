@@ -65,8 +65,8 @@ def norm_notes(rules: Iterable[str]) -> list[str]:
 def loss_notes(content: Content, checkpoint: Checkpoint) -> list[str]:
     """Return notes on values and format-specific parts that are lost when weights get other names."""
     values = list(checkpoint.metadata) if content.tree is not None else []
-    notes = [f"left out besides the tensors: {first_names(values)}"] if values else []
+    notes = [f"non-tensor values left out: {first_names(values)}"] if values else []
     if content.native:
         owners = sorted({name.partition(".")[0] for name in content.native})
-        notes.append(f"left out, as names and layouts change: parts that only {' and '.join(owners)} needs")
+        notes.append(f"left out, as names and layouts change: parts for {' and '.join(owners)} only")
     return notes

@@ -50,7 +50,7 @@ def test_models_of_keras(twins: Path, name: str) -> None:
     require_twin(found)
     assert "Dense kernel (I, O) = Linear weight (O, I): 2 tensors" in notes
     assert "a norm's eps is not a weight: the default is 1e-5 in PyTorch, 1e-3 in Keras" in notes
-    assert notes[-1] == "left out, as names and layouts change: parts that only keras needs"
+    assert notes[-1] == "left out, as names and layouts change: parts for keras only"
 
 
 def test_a_zoo_of_layers(twins: Path) -> None:

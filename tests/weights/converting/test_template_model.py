@@ -128,7 +128,7 @@ def test_containers_and_types_of_the_source(tmp_path: Path) -> None:
     found, notes = followed(tmp_path / "a.pth", tmp_path / "b.pth")
     require_equal(found, {name: one.numpy() for name, one in source.state_dict().items()})
     assert "kept the source's types: float16, but float32 in the model" in notes
-    assert "left out besides the tensors: epoch" in notes
+    assert "non-tensor values left out: epoch" in notes
 
 
 def test_layers_that_are_alike_are_paired_in_order_where_all_follow_each_other_so() -> None:
