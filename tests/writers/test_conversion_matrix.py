@@ -208,7 +208,7 @@ def plain(name: str) -> str:
 
 def documented() -> dict[str, dict[str, str]]:
     """Return the table of docs/reference/formats.md."""
-    page = (LOADER.parents[1] / "docs" / "reference" / "formats.md").read_text("utf-8")
+    page = (LOADER.parents[2] / "docs" / "reference" / "formats.md").read_text("utf-8")
     rows = [
         [cell.strip(" `") for cell in line.strip("|").split("|")]
         for line in page.partition("<!-- conversions -->")[2].partition("<!-- end -->")[0].splitlines()
