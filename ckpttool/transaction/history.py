@@ -249,7 +249,7 @@ def drop_groups(directory: str, state_dir: StateDir, restored: OperationList) ->
 # The directories of a trash -------------------------------------------------------------------------
 
 _ANOTHERS = (
-    f"{LEFT_UNCHANGED}; until its owner undoes or empties it (prune --empty-trash), or root removes it, "
+    f"{LEFT_UNCHANGED}; until its owner runs undo or prune --empty-trash, or root removes it, "
     "no other user can rename, undo or use a trash here"
 )
 

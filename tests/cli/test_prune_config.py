@@ -220,7 +220,7 @@ def test_what_was_not_asked_about_is_shown_all_the_same(
     assert status == 0
     assert out.endswith(
         "runs/b/model_epoch_*.pth\n"
-        "  keep    model_epoch_2.pth  newest (not verified: nothing to remove), last 2\n"
+        "  keep    model_epoch_2.pth  newest (not verified: nothing is removed), last 2\n"
         "  keep    model_epoch_1.pth  last 2\n"
         "\n"
         "removed 4 of 8 checkpoints, 16 kB freed\n"

@@ -233,7 +233,7 @@ def test_whose_trash_is_in_the_way_is_told(run: Path, monkeypatch: pytest.Monkey
         lambda: empty_trash(run),
     ):
         with pytest.raises(
-            AccessDenied, match=f"another user, uid {STRANGER}; .* its owner undoes or empties it"
+            AccessDenied, match=f"another user, uid {STRANGER}; .* its owner runs undo or prune --empty-trash"
         ):
             act()
     assert seen(run) == before

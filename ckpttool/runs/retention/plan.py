@@ -36,7 +36,7 @@ from ckpttool.runs.series import Group, newest_by_other_counts, order_entries
 
 NO_RULE = "no rule in the configuration matches it"
 NEWEST = Reason(Code.NEWEST)
-NEWEST_UNREAD = Reason(Code.NEWEST, "newest (not verified: nothing to remove)")
+NEWEST_UNREAD = Reason(Code.NEWEST, "newest (not verified: nothing is removed)")
 FINITE = "newest intact and finite one of a failed run"
 
 

@@ -423,7 +423,7 @@ def test_what_belongs_with_the_newest_finite_one_stays_with_it(diverged: Path) -
 def test_what_was_not_read_is_not_called_the_newest_without_saying_so(diverged: Path) -> None:
     told = {"recursive": True, "policy": Policy(keep_last=9), "depth": "full"}
     bad, good = _planned(diverged, **told).plan.groups
-    assert next(kept.reasons for kept in bad.keep) == ("newest (not verified: nothing to remove)", "last 9")
+    assert next(kept.reasons for kept in bad.keep) == ("newest (not verified: nothing is removed)", "last 9")
     bad, good = _planned(diverged, **{**told, "policy": Policy(keep_last=1)}).plan.groups
     assert [(kept.entry.name, kept.reasons) for kept in bad.keep] == [
         ("m_epoch_3.pt", ("damaged: model.fc.weight: 1 of 2 values are NaN",)),
