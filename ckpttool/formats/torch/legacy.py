@@ -143,11 +143,12 @@ def read_legacy(pickles: LegacyPickles, start: int, end: int) -> tuple[object, L
     magic, protocol, info, root, keys = (part.root for part in parts)
     path = pickles.source.path
     if magic != TORCH_MAGIC:
-        raise DamagedCheckpoint(path, "unknown magic number", expected=f"{TORCH_MAGIC:#x}", where=PARTS[0])
+        found = "the magic number is not PyTorch's"
+        raise DamagedCheckpoint(path, found, expected=f"{TORCH_MAGIC:#x}", where=PARTS[0])
     if protocol != PROTOCOL:
         raise DamagedCheckpoint(path, str(describe(protocol)), expected=str(PROTOCOL), where=PARTS[1])
     if not isinstance(info, dict):
-        raise DamagedCheckpoint(path, "not the system info", expected="a dictionary", where=PARTS[2])
+        raise DamagedCheckpoint(path, "not a dictionary", where=PARTS[2])
     storages = LegacyStorages(pickles.source, _announced_storages(path, root))
     return root, storages, storages.locate(keys, parts[-1].end, end)
 
