@@ -141,8 +141,8 @@ class S3Store(BucketStore):
             self._request("DELETE", name)
 
     def keeps_version(self, name: str) -> bool:
-        # An object that was written while the bucket kept no versions has the version "null", which is lost
-        # when the object is removed.
+        # An object that was written while the bucket kept no versions has the version "null". That is lost
+        # when the object is removed, unless the bucket keeps versions now, which the answer doesn't show.
         return self._request("HEAD", name).headers.get("x-amz-version-id") not in (None, "", "null")
 
     def _stored_checksums(self, name: str) -> StoredChecksums:
