@@ -37,7 +37,9 @@ def test_each_name_in_where_is_is_in_its_module() -> None:
     rows = re.findall(r"^\| [^|]+\? \| `([^`]+)` \| `([^`]+)` \|$", GUIDE, re.MULTILINE)
     assert len(rows) == 12
     for module, name in rows:
-        assert re.search(rf"^(def |class )?{name}\b", (ROOT / module).read_text("utf-8"), re.MULTILINE), name
+        assert re.search(rf"^ *(def |class )?{name}\b", (ROOT / module).read_text("utf-8"), re.MULTILINE), (
+            name
+        )
 
 
 def apply(title: str, into: Path) -> None:

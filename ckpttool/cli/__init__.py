@@ -17,7 +17,7 @@ import click
 from ckpttool.cli.commands import Commands
 from ckpttool.cli.output import (
     COMPLETE_VARIABLE,
-    COULD_NOT,
+    FAILED,
     FOUND_SOMETHING,
     INTERRUPTED,
     TERMINATED,
@@ -117,7 +117,7 @@ def _failed(error: Exception, text: str | None = None) -> int:
     if os.environ.get("CKPTTOOL_DEBUG") == "1":
         raise error
     say_error(text or str(error))
-    return COULD_NOT
+    return FAILED
 
 
 def _unforeseen_text(error: Exception) -> str:
@@ -137,7 +137,7 @@ def _misused(error: click.ClickException) -> int:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         with paged():
             print(message)
-        return COULD_NOT
+        return FAILED
     hint = f" (see '{context.command_path} --help')" if context is not None else ""
     if isinstance(error, click.NoSuchOption):
         message = f"no option {error.option_name}"
@@ -146,4 +146,4 @@ def _misused(error: click.ClickException) -> int:
         if meant := did_you_mean(error.option_name, known):
             hint = f" ({meant})"
     say_error(f"{message.rstrip('.')}{hint}")
-    return COULD_NOT
+    return FAILED

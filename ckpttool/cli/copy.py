@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckpttool.cli.consent import Consent
 from ckpttool.cli.options import dry_run_option, json_option, quiet_option, yes_option
-from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say_error, say_warning, terminal_width
+from ckpttool.cli.output import FAILED, has_colour, print_json, say_error, say_warning, terminal_width
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.core.options import group
 from ckpttool.runs.copying import Copied, CopyRequest, CopyStatus, carry_out, keep_policy, plan_copy
@@ -84,5 +84,5 @@ def _report(copied: Copied, *, json: bool, quiet: bool) -> int:
 
         print(total_line(pruned))
     if copied.problems or any(one.status is CopyStatus.FAILED for one in copied.checkpoints):
-        return COULD_NOT
+        return FAILED
     return int(not copied.is_complete or (pruned is not None and bool(pruned.problems or pruned.declined)))

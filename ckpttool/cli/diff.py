@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckpttool.cli.options import json_option, output_option, quiet_option
-from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, width
+from ckpttool.cli.output import FAILED, has_colour, print_json, say, say_error, width
 from ckpttool.cli.paths import say_journals, single_checkpoint
 from ckpttool.cli.progress import progress
 from ckpttool.cli.report_files import check_plot, write_report
@@ -262,5 +262,5 @@ def _status(differences: Sequence[Difference]) -> int:
             path = (difference.a if one.side == "a" else difference.b).path
             say_error(f"{path}[{one.name}]: {one.why}" if one.name != path else f"{path}: {one.why}")
     if any(difference.broken for difference in differences):
-        return COULD_NOT
+        return FAILED
     return int(not all(difference.equal for difference in differences))

@@ -12,7 +12,7 @@ from ckpttool.cli.options import (
     null_option,
     quiet_option,
 )
-from ckpttool.cli.output import COULD_NOT, discard, grouped_messages, print_json, say, say_error, say_warning
+from ckpttool.cli.output import FAILED, discard, grouped_messages, print_json, say, say_error, say_warning
 from ckpttool.cli.paths import print_paths, say_inferred_mode, say_journals
 from ckpttool.cli.progress import ProgressLines
 from ckpttool.core.options import argument, group
@@ -78,7 +78,7 @@ def latest(command: LatestCommand) -> int:
         # Other commands exit with 1. Of ``latest``, that means that there is no checkpoint, and a job would
         # start a new training although one exists.
         discard(sys.stdout)
-        return COULD_NOT
+        return FAILED
     if found.entry is None and query.missing_ok and found.none_yet:
         if not quiet:
             _say_now(f"{', '.join(places)}: no checkpoint yet")

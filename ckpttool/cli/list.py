@@ -18,7 +18,7 @@ from ckpttool.cli.options import (
     quiet_option,
 )
 from ckpttool.cli.output import (
-    COULD_NOT,
+    FAILED,
     has_colour,
     print_json,
     say,
@@ -179,8 +179,8 @@ def list_(command: ListCommand) -> int:
     # All parts must have the same rows in the same order, whatever each has verified, or their documents
     # couldn't be merged. Ranks, plots and plans need the verdicts of all.
     part = command.part
-    has_order = command.sort or command.reverse or metric or plot or command.cadence
-    if part is not None and (not command.json or has_order or command.rules or retention.config is not None):
+    needs_all = command.sort or command.reverse or metric or plot or command.cadence
+    if part is not None and (not command.json or needs_all or command.rules or retention.config is not None):
         raise UsageError(
             "--part needs --json, and can't be combined with an order, --best, --plot, --cadence, rules or "
             "a configuration"
@@ -267,7 +267,7 @@ def retention_for_list(
     if given.keys() & {"keep_best", "keep_best_runs"}:
         own = {"metric": metric, "mode": mode}
         given = {**given, **{name: value for name, value in own.items() if value is not None}}
-    # As if --yes were given: nothing is removed, so ``yes = true`` of a configuration needs no trust.
+    # As if --yes were given: nothing is removed, so a configuration with ``yes = true`` needn't be trusted.
     return retention_for(directories, {**given, "yes": True}, config)
 
 
@@ -305,11 +305,11 @@ def read_listing(
 
 def status_of(listing: Listing, directories: Sequence[str], read: Sequence[str]) -> int:
     """Return the exit status: 2 if a directory could not be read, 1 if something needs attention."""
-    return int(bool(listing.problems)) if len(read) == len(directories) else COULD_NOT
+    return int(bool(listing.problems)) if len(read) == len(directories) else FAILED
 
 
 def _scopes(retention: Retention, depth: Depth) -> tuple[dict[str, Scope], list[Problem]]:
-    """Return a request for each directory, or a scope without rules; and problems of the rules."""
+    """Return by directory its prune request, or without rules a scope; and problems of the rules."""
     from ckpttool.cli.retention_config import unmatched_rules
 
     # With a rule that matches no series, prune would remove nothing, so the list shows no plan either.
@@ -329,7 +329,7 @@ def _preview(
     *,
     must_read_all: bool = False,
 ) -> dict[str, DirectoryPreview]:
-    """Return the surveys of directories by path; errors in one of several are printed."""
+    """Return the previews of directories by path; errors in one of several are printed."""
     from ckpttool.runs.listing import preview_directory
 
     previews = {}
@@ -337,7 +337,9 @@ def _preview(
         try:
             previews[directory] = preview_directory(directory, scope, progress, executor)
         except (CheckpointError, UsageError) as failure:
-            if len(scopes) == 1 or must_read_all:  # without a directory, a part would split fewer checkpoints
+            if (
+                len(scopes) == 1 or must_read_all
+            ):  # else this part would be cut from fewer checkpoints than the others
                 raise
             say_error(with_directory(failure, directory))
     return previews

@@ -15,9 +15,9 @@ from ckpttool.core.errors import system_text
 from ckpttool.core.text import printable
 from ckpttool.core.urls import hidden_texts, without_secrets, without_signatures
 
-# As grep and diff have them: 1 is an answer, such as damage or a difference, 2 is none. A shell reports a
-# process that a signal ended as 128 and its number: SIGINT is 2, SIGTERM 15.
-FOUND_SOMETHING, COULD_NOT, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+# As for grep and diff: 1 means that a problem or a difference was found, 2 that there is no answer. A shell
+# reports a process that a signal ended as 128 and its number: SIGINT is 2, SIGTERM 15.
+FOUND_SOMETHING, FAILED, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 """Exit statuses: a problem was found, the command failed, Ctrl-C, and SIGTERM."""
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def say(text: str) -> None:
 
 
 def say_error(text: str) -> None:
-    """Write an error as its one line on stderr."""
+    """Write an error as one line on stderr."""
     say(f"ckpttool: {_label('error:', '1;31')} {printable(text)}")
 
 
@@ -59,7 +59,7 @@ def _label(word: str, style: str) -> str:
 
 def has_colour(stream: TextIO) -> bool:
     """Return whether to write colour: by --color, NO_COLOR or FORCE_COLOR, and otherwise on terminals."""
-    # An empty NO_COLOR is unset, as no-color.org says; and it wins over FORCE_COLOR.
+    # An empty NO_COLOR counts as unset, as no-color.org says; and it wins over FORCE_COLOR.
     if _chosen != "auto":
         return _chosen == "always"
     if os.environ.get("NO_COLOR"):
@@ -68,7 +68,7 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def width(stream: TextIO) -> int:
-    """Return the columns that a text may have: of the terminal, COLUMNS, or 120."""
+    """Return the width for text: COLUMNS, else the terminal's, or 120 without either."""
     if not stream.isatty() and "COLUMNS" not in os.environ:
         return 120
     import shutil
@@ -89,7 +89,7 @@ def paged() -> AbstractContextManager[None]:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """Print a document."""
+    """Print a document as JSON."""
     from ckpttool.core.result import dumps
 
     print(dumps(document))
@@ -108,8 +108,9 @@ def grouped_messages(problems: Iterable[Problem]) -> Iterator[tuple[str, str]]:
 
 
 class SafeStderr:
-    """Replacement of stderr that removes credentials, and drops output after a write error."""
+    """Replacement for stderr that removes secrets, and stops writing after an error."""
 
+    # Users, passwords and queries of URLs are removed, too; stdout keeps them, as a URL may be the answer.
     # The texts to hide are credentials in the environment, read once at the start. Errors of libraries and
     # URLs in tracebacks may contain them, so they are removed from all output, not where messages are made.
     def __init__(self, stream: TextIO | None) -> None:
@@ -172,7 +173,7 @@ _PLAIN = str.maketrans(
 
 
 class CheckedStdout:
-    """Replacement of stdout or its buffer that removes secrets and raises write errors as ``Unwritable``."""
+    """Replacement for stdout or its buffer that removes secrets and raises write errors as ``Unwritable``."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -218,7 +219,7 @@ def _as_unwritable() -> Iterator[None]:
 
 
 class _Closed(io.TextIOBase):
-    """Replacement of a stdout that was closed at the start; writing fails."""
+    """Replacement for a stdout that was closed at the start; writing fails."""
 
     encoding = "utf-8"
 
@@ -235,7 +236,7 @@ class _Closed(io.TextIOBase):
 
 @contextmanager
 def streams(*, is_silent: bool = False) -> Iterator[None]:
-    """Replace stderr by a stream that never fails, or drops all output, and stdout by a checked one."""
+    """Replace stdout by a checked stream, and stderr by one that never fails (if silent: drops all)."""
     # Errors of the two streams differ. A lost message is no failure of the command. A lost answer is: a
     # script would take a cut list for a complete one, so each error of stdout ends the command with a status.
     out, err = sys.stdout, sys.stderr
@@ -296,7 +297,7 @@ def _held_for_pager() -> Iterator[None]:
 
 
 class _HeldStdout(CheckedStdout):
-    """Replacement of stdout that holds texts until they are taken; bytes are passed through."""
+    """Replacement for stdout that holds texts until they are taken; bytes are passed through."""
 
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.cli.options import json_option, null_option, output_option, quiet_option
-from ckpttool.cli.output import COULD_NOT, print_json, say_error, say_warning
+from ckpttool.cli.output import FAILED, print_json, say_error, say_warning
 from ckpttool.cli.paths import print_paths
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import argument
@@ -123,4 +123,4 @@ def _list(command: PinCommand) -> int:
         say_warning(f"{shown(pinned.file)}: pinned has {pinned.name!r}, {fault}")
     for error in errors:
         say_error(str(error))
-    return COULD_NOT if errors else int(bool(missing or faults))
+    return FAILED if errors else int(bool(missing or faults))

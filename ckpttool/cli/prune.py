@@ -22,7 +22,7 @@ from ckpttool.cli.options import (
     yes_option,
 )
 from ckpttool.cli.output import (
-    COULD_NOT,
+    FAILED,
     grouped_messages,
     has_colour,
     print_json,
@@ -276,13 +276,13 @@ def _real_path(entry: Entry, real: Mapping[str, str]) -> str:
 def _report(outcomes: Sequence[Pruned], command: PruneCommand, consent: Consent, *, failed: bool) -> int:
     """Print the combined results and return the exit status; print nothing to stdout on failure."""
     if not outcomes:
-        return COULD_NOT
+        return FAILED
     outcomes = _without_duplicates(outcomes)
     outcome = _combined(outcomes)
     _say(outcome, quiet=command.quiet)
     if failed:
         _print(outcomes, command, consent, sys.stderr)
-        return COULD_NOT
+        return FAILED
     if command.json:
         print_json(outcome.document())
     else:
@@ -479,4 +479,4 @@ def _report_emptied(emptied: Sequence[EmptiedTrash], command: PruneCommand, *, f
 
         print(empty_text(emptied), file=sys.stderr if failed else sys.stdout)
     would_change = command.check and any(one.removed for one in emptied)
-    return COULD_NOT if failed else int(bool(problems) or would_change)
+    return FAILED if failed else int(bool(problems) or would_change)

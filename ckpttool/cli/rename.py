@@ -19,7 +19,7 @@ from ckpttool.cli.options import (
     yes_option,
 )
 from ckpttool.cli.output import (
-    COULD_NOT,
+    FAILED,
     grouped_messages,
     has_colour,
     print_json,
@@ -90,7 +90,7 @@ def rename(command: RenameCommand) -> int:
     _say_outcome(renamed, quiet=quiet, was_warned=was_shown)
     if renamed.is_refused:
         say_error(f"{directory}: nothing was renamed (--exclude skips checkpoints that can't be renamed)")
-        return COULD_NOT
+        return FAILED
     if json:
         print_json(renamed.document())
     elif not quiet and renamed.planned.plan.count:

@@ -14,7 +14,7 @@ from ckpttool.cli.progress import ProgressLines
 from ckpttool.cli.verify_options import flag_of
 from ckpttool.core.errors import CheckpointError, MissingPackage, NotFound, UsageError
 from ckpttool.core.result import messages
-from ckpttool.formats.interface import SIDECARS, Unit, natural_path
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, Unit, natural_path
 from ckpttool.ops.verdict import OPTIONAL, Verification, verify_document
 from ckpttool.ops.verify import unreadable
 from ckpttool.ops.verify_all import TaskResult, VerifyTask, require_any, size_of, verify_tasks
@@ -238,7 +238,7 @@ def _work_of(target: _VerifyTarget, command: VerifyCommand) -> int:
     if OPTIONAL in command.checks and not command.force:
         from ckpttool.ops.digests import content_address
 
-        has_sidecar = any(name.endswith(SIDECARS) for name in target.unit.members)
+        has_sidecar = any(name.endswith(MANIFEST_SUFFIXES) for name in target.unit.members)
         passes += has_sidecar or any(map(content_address, target.unit.files()))
     if "values" in command.checks:
         from ckpttool.ops.checks import weight_copies

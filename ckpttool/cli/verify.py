@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from ckpttool.cli.output import COULD_NOT, has_colour, print_json, say, say_error, say_warning, width
+from ckpttool.cli.output import FAILED, has_colour, print_json, say, say_error, say_warning, width
 from ckpttool.cli.report_files import Reports, check_targets, files_read, write_reports
 from ckpttool.cli.verify_options import VerifyCommand, flag_of, implies_prediction
 from ckpttool.ops.workload import Workload
@@ -134,7 +134,7 @@ def _report(outcome: VerifyOutcome, wanted: Reports, command: VerifyCommand) -> 
         _print_verdicts(outcome, command)
     # 2 wins over 1: a checkpoint that couldn't be verified may be worse than the invalid ones.
     if outcome.failures or any(one.failed for one in outcome.sealed.values()):
-        return COULD_NOT
+        return FAILED
     return int(not outcome.passed)
 
 

@@ -14,8 +14,6 @@ _COMMENT = re.compile(r"#[^\n]*")
 _ASSIGNED = re.compile(r"""(?P<key>(?:"(?:\\.|[^"\\\n])*"|'[^'\n]*'|[^\n"'=#])+)=[ \t]*""")
 _INDENT = "  "
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
-
-
 _TOKEN = re.compile(r"""\"(?:\\.|[^"\\])*"?|'[^']*'?|#.*|[\w-]+|\S""")
 _MOST_DOTS = 128
 """Limit on dots in a key: the parser's memory grows with their square, to gigabytes for a key of 64 KiB."""
@@ -25,7 +23,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Return a document's tables.
 
     Raises:
-        ValueError: The text isn't TOML; the message has the position.
+        ValueError: The text isn't TOML, or is nested too deeply, or a key has too many dots.
     """
     # tomli has the same interface as the standard library's module since Python 3.11.
     loads = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads
@@ -40,8 +38,8 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _dots_in_key(line: str) -> int:
-    """Return the most dots that a key on a line may have; all dots if a multi-line string may end there."""
-    # Dots in strings and comments are no part of a key, so that the line is split into tokens. With a
+    """Return the most dots that a key on a line may have; all if a multi-line string may be on it."""
+    # Dots in strings and comments are no part of a key, so the line is split into tokens. With a
     # multi-line string it is unknown which part of the line is a string, and all dots count.
     if '"""' in line or "'''" in line:
         return line.count(".")
@@ -62,7 +60,7 @@ class _Array:
     strings: tuple[tuple[int, int], ...]
     commas: tuple[int, ...]
 
-    def comma_behind(self, index: int) -> int | None:
+    def comma_after(self, index: int) -> int | None:
         """Return the position of the comma after a string, or None."""
         (_, end), following = self.strings[index], self.strings[index + 1 : index + 2]
         limit = following[0][0] if following else self.end
@@ -72,18 +70,21 @@ class _Array:
 def change_strings(
     text: str, key: str, *, renamed: Mapping[str, str | None] | None = None, added: Sequence[str] = ()
 ) -> str:
-    """Return a document with changes to a list of strings, which is a top-level key.
+    """Return a document with changes to a list of strings under a top-level key.
 
     Args:
         text: The document.
         key: A bare key; if it is missing, it is added before the first table.
         renamed: New strings by their old ones; None removes a string.
         added: Strings to append.
+
+    Raises:
+        ValueError: The key isn't a list of strings, or can't be edited in place.
     """
     tables = parse_toml(text)
     old = tables.get(key, [])
     if not isinstance(old, list) or not all(isinstance(name, str) for name in old):
-        raise ValueError(f"{key} is not a list of names")
+        raise ValueError(f"{key} is not a list of strings")
     new = [kept for name in old if (kept := (renamed or {}).get(name, name)) is not None] + [*added]
     if new == old:
         return text
@@ -111,12 +112,12 @@ def quote(text: str) -> str:
     """Return a text as a basic string of TOML."""
     import json
 
-    text.encode()
+    text.encode()  # raises for surrogates, which TOML can't have
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def as_toml(value: Any) -> str:
-    """Return plain data as a TOML value on one line."""
+    """Return plain data without None as a TOML value on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -136,7 +137,7 @@ def _as_key(key: str) -> str:
 def _remove_string(text: str, array: _Array, index: int) -> str:
     """Return the text without a string and its comma, and without the line if nothing else is on it."""
     start, end = array.strings[index]
-    comma = array.comma_behind(index)
+    comma = array.comma_after(index)
     if comma is not None:
         if text[end:comma].strip():  # a comment is between them
             text = text[:comma] + text[comma + 1 :]
@@ -162,7 +163,7 @@ def _add_string(text: str, array: _Array, token: str) -> str:
         separator = "," if "#" in text[at : array.end] else ""
         return f"{text[:at]}{token}{separator}{text[at:]}"
     start, end = array.strings[-1]
-    comma = array.comma_behind(len(array.strings) - 1)
+    comma = array.comma_after(len(array.strings) - 1)
     line_start, line_end = text.rfind("\n", 0, start) + 1, text.find("\n", end, array.end)
     if line_end < 0 or text[line_start:start].strip() or (comma is not None and comma > line_end):
         place = end if comma is None else comma
@@ -197,7 +198,7 @@ def _find_array(text: str, key: str) -> _Array:
         match = _ASSIGNED.match(text, start)
         if match is not None and _unquote(name) == key and text[match.end()] == "[":
             return _scan_array(text, match.end())
-    raise ValueError(f"{key} is not a list of names")
+    raise ValueError(f"{key} is not a list of strings")
 
 
 def _statements(text: str) -> Iterator[tuple[int, str | None, int]]:
@@ -207,7 +208,7 @@ def _statements(text: str) -> Iterator[tuple[int, str | None, int]]:
         if text[at].isspace():
             at += 1
         elif text[at] == "#":
-            at = _behind_comment(text, at)
+            at = _end_of_comment(text, at)
         elif text[at] == "[":
             yield at, None, at
             return
@@ -215,17 +216,17 @@ def _statements(text: str) -> Iterator[tuple[int, str | None, int]]:
             match = _ASSIGNED.match(text, at)
             if match is None:
                 return
-            end = _behind_value(text, match.end())
+            end = _end_of_value(text, match.end())
             yield at, match["key"].strip(), end
             at = end
 
 
-def _behind_comment(text: str, at: int) -> int:
+def _end_of_comment(text: str, at: int) -> int:
     match = _COMMENT.match(text, at)
     return match.end() if match else at + 1
 
 
-def _behind_value(text: str, at: int) -> int:
+def _end_of_value(text: str, at: int) -> int:
     depth = 0
     while at < len(text):
         if match := _STRING.match(text, at):
@@ -234,7 +235,7 @@ def _behind_value(text: str, at: int) -> int:
         if text[at] == "#" or (text[at] == "\n" and not depth):
             if not depth:
                 return at
-            at = _behind_comment(text, at)
+            at = _end_of_comment(text, at)
             continue
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(text[at], 0)
         at += 1
@@ -250,7 +251,7 @@ def _scan_array(text: str, start: int) -> _Array:
             strings.append(match.span())
             at = match.end()
         elif text[at] == "#":
-            at = _behind_comment(text, at)
+            at = _end_of_comment(text, at)
         else:
             if text[at] == ",":
                 commas.append(at)

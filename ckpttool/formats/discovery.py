@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ckpttool.core.errors import AmbiguousFormat, CheckpointError, NotFound, memory_checked
 from ckpttool.formats import detect, set_formats, suffix_format
 from ckpttool.formats.foreign import SUFFIXES, Foreign, foreign_in_search, unread_reason
-from ckpttool.formats.interface import SIDECARS, Probe, SetFormat, Unit, scan
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, Probe, SetFormat, Unit, scan
 from ckpttool.formats.opening import COPYING, EVERYTHING, interrupted_copy, read_note
 from ckpttool.storage import fs
 
@@ -319,7 +319,9 @@ def _in_directory(directory: _Subdirectory, root: str, walk: Walk) -> Iterator[U
     parts_below = parts | {os.path.join(path, name) for name in claimed if os.sep in name}
     is_descended_into = walk.recursive and (walk.max_depth is None or depth < walk.max_depth)
     for name, entry in entries.items():
-        is_manifest = any(name.endswith(end) and name.removesuffix(end) in entries for end in SIDECARS)
+        is_manifest = any(
+            name.endswith(end) and name.removesuffix(end) in entries for end in MANIFEST_SUFFIXES
+        )
         if name in claimed or entry.path in parts or is_manifest:
             continue
         if not entry.is_dir(follow_symlinks=False):
@@ -390,7 +392,7 @@ def _with_sidecars(unit: Unit) -> Unit:
     directory, own_name = os.path.split(unit.path.rstrip(os.sep))
     sidecars = []
     for name in dict.fromkeys((own_name, *unit.members)):
-        for ending in SIDECARS:
+        for ending in MANIFEST_SUFFIXES:
             if name + ending not in unit.members:
                 with suppress(OSError):
                     if stat.S_ISREG(fs.lstat(os.path.join(directory, name + ending)).st_mode):

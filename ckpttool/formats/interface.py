@@ -28,7 +28,7 @@ HEAD_BYTES = 4096
 """Number of first bytes that formats look at; a tar's magic and the second HDF5 signature are among them."""
 _NOWHERE = frozenset({errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR})
 """Errors of links without a target, besides ``ENOENT``."""
-SIDECARS = (".sha256", ".digests.json")
+MANIFEST_SUFFIXES = (".sha256", ".digests.json")
 """Suffixes of the files of ``verify --write-manifest``, which are moved and removed with the checkpoint."""
 
 # A safetensors file begins with the length of its header in 8 bytes, then ``{``. A length may begin with the
@@ -369,7 +369,7 @@ class Unit(NamedTuple):
     @property
     def parts(self) -> tuple[str, ...]:
         """Return the members that hold the checkpoint, without the manifests next to it."""
-        return tuple(name for name in self.members if not name.endswith(SIDECARS)) or self.members
+        return tuple(name for name in self.members if not name.endswith(MANIFEST_SUFFIXES)) or self.members
 
     def files(self) -> Iterator[str]:
         """Yield the paths of all its files, also those in its directories; no link is followed."""

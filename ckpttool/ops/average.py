@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 1 << 16
 """Elements that are averaged at once: their sums, 512 KiB, fit in a processor's cache."""
 _AVERAGED = ("float", "complex")
-_PARTS = {"float64": "<f8", "complex32": "<f2", "complex64": "<f4", "complex128": "<f8"}
+_COMPONENT_TYPES = {"float64": "<f8", "complex32": "<f2", "complex64": "<f4", "complex128": "<f8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Average:
     """A checkpoint that holds the average of others, open.
 
     Attributes:
-        checkpoint: The last source with averaged weights.
+        checkpoint: The last source, its weights replaced by the averages.
         sources: Paths of the sources.
         notes: Sentences about tensors that aren't averaged.
         shares: Weight of each source; the sum is 1.
@@ -83,7 +83,7 @@ def average(
     advance: Advance | None = None,
     **keywords: Unpack[ConvertKeywords],
 ) -> Converted:
-    """Write one checkpoint whose weights are the average of several, and compare it.
+    """Write one checkpoint whose weights are the average of several, and check the result.
 
     The target appears whole or not at all. It holds weights alone: the average of an optimizer's states means
     nothing.
@@ -99,7 +99,7 @@ def average(
 
     Raises:
         CheckpointError: A source is damaged, or holds NaN or an infinity; the target can't be written.
-        UsageError: The sources differ in names, shapes or ties, or the options are invalid.
+        UsageError: The sources differ in names, shapes, kinds of types or ties, or the options are invalid.
     """
     options = with_keywords(options or ConvertOptions(), keywords)
     shares = shares_of(len(sources), weights, ema)
@@ -163,7 +163,7 @@ def open_average(paths: Sequence[str | os.PathLike[str]], shares: Sequence[float
             if tensor.dtype.kind in _AVERAGED:
                 if tensor.dtype.bits < 8:
                     raise UsageError(
-                        f"{name}: {tensor.dtype.name} can't be averaged (change the type by convert --dtype)"
+                        f"{name}: {tensor.dtype.name} can't be averaged (convert it with --dtype first)"
                     )
                 owner = averages.get(tensor.shares_with or "")
                 values = _average_values(selected, name, shares, summed) if owner is None else owner.values
@@ -251,7 +251,8 @@ def _notes(last: _Weights, averages: dict[str, Tensor]) -> Iterator[str]:
         kinds = {last.tensors[name].dtype.kind for name in others}
         kind = kinds.pop() if len(kinds) == 1 else "other"
         count = counted(len(others), f"{kind} tensor")
-        yield f"took {count} from {last.checkpoint.path}: {first_names(others)}"
+        reason = "only floats are averaged"
+        yield f"copied {count} from {last.checkpoint.path}, as {reason}: {first_names(others)}"
 
 
 # Values ---------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def _average_values(
     # without a second read.
     tensors = [source.tensors[name] for source in sources]
     last = tensors[-1]
-    parts = 2 if last.dtype.kind == "complex" else 1
+    components = 2 if last.dtype.kind == "complex" else 1
     widenings = [widening_of(tensor.dtype) for tensor in tensors]
     is_uniform = len(set(shares)) == 1
     divisor = len(shares) if is_uniform else math.fsum(shares)
@@ -279,10 +280,10 @@ def _average_values(
         count = max(16, min(_AT_ONCE, limit // last.dtype.itemsize // 16 * 16))
         lengths = [min(count, last.size - start) for start in range(0, last.size, count)]
         groups = [_groups(tensor, lengths) for tensor in tensors]
-        sums, scaled = np.empty(count * parts), np.empty(count * parts)
+        sums, scaled = np.empty(count * components), np.empty(count * components)
         checksums = [0] * len(sources)
         for length, *data in zip(lengths, *groups, strict=True):
-            sum_, product = sums[: length * parts], scaled[: length * parts]
+            sum_, product = sums[: length * components], scaled[: length * components]
             sum_.fill(0)
             for at, (raw, source, widening) in enumerate(zip(data, sources, widenings, strict=True)):
                 if source.algorithm is not None:
@@ -321,7 +322,7 @@ def _elements(widening: Widening, raw: bytearray | memoryview, count: int) -> Ar
 
     data = np.frombuffer(raw, np.uint8)
     if widening.is_complex or widening.dtype.name == "float64":
-        return data.view(_PARTS[widening.dtype.name])
+        return data.view(_COMPONENT_TYPES[widening.dtype.name])
     if widening.dtype.name == "float32":
         return data.view("<f4")
     narrow = np.empty(count, "<f4")
@@ -370,7 +371,9 @@ def _rounded(sums: Array, last: Tensor, path: str) -> memoryview:
 
     dtype = last.dtype
     with np.errstate(over="ignore"):
-        if numpy_type := _PARTS.get(dtype.name) or {"float32": "<f4", "float16": "<f2"}.get(dtype.name):
+        if numpy_type := _COMPONENT_TYPES.get(dtype.name) or {"float32": "<f4", "float16": "<f2"}.get(
+            dtype.name
+        ):
             result = sums.astype(numpy_type)
         else:
             result = _to_odd(sums).astype(numpy_dtype(dtype))

@@ -18,7 +18,7 @@ from ckpttool.core.text import counted
 from ckpttool.core.values import Strided, strided_length
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.content.tree import opaque_nodes
-from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.interface import MANIFEST_SUFFIXES
 from ckpttool.formats.keras.native import ASSET
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.traits import traits_of
@@ -181,7 +181,7 @@ def plan_conversion(
     opened = [checkpoint, *([model] if model is not None else [])]
     replaces = check_target(target, opened, options, is_prefix=writer.shape == "prefix", also=sources)
     check_space(target, content.nbytes)
-    sidecars = [name for name in replaces or () if name.endswith(SIDECARS)]
+    sidecars = [name for name in replaces or () if name.endswith(MANIFEST_SUFFIXES)]
     stale = [f"{name} describes the replaced checkpoint, and is removed with it" for name in sidecars]
     return ConversionPlan(
         source=checkpoint,

@@ -1,9 +1,10 @@
-"""Compares the files of a checkpoint with a manifest next to it, and reads when it was last verified.
+"""Compares the files of a checkpoint with manifests and caches, and keeps the time of its last full read.
 
 Most formats have no checksums, and none shows that a whole file was replaced. A manifest is next to its
 checkpoint, ``model.safetensors.sha256``; a ``SHA256SUMS`` for a whole directory counts too. With digests of
 the tensors next to it, ``model.safetensors.digests.json``, changed tensors are named. The first lines of that
-document have the time of the last full read, so that it is read without the rest, a line per tensor.
+document have the time of the last full read, which is read and replaced without the other lines. Caches name
+files by their digests (Hugging Face, Git LFS).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ UNLISTED = "manifest-unlisted-file"
 SHARED = ("SHA256SUMS", "sha256sums.txt")
 """Names of manifests of a whole directory; lines about other files than the checkpoint's are ignored."""
 
-_CRC32C = Checksum("crc32c", "")
+_CRC32C = Checksum("crc32c", "")  # only the algorithm counts
 _FLUID_SERIAL = re.compile(r"checkpoint_\d+")
 
 
@@ -100,7 +101,7 @@ def has_digests(checkpoint: Checkpoint) -> bool:
 
 
 def has_statements(checkpoint: Checkpoint, manifests: Sequence[Manifest]) -> bool:
-    """Return whether any manifest or cache states checksums of a checkpoint's files."""
+    """Return whether a manifest, digests or a name in a cache states checksums of a checkpoint's files."""
     if manifests or has_digests(checkpoint):
         return True
     return any(content_address(entry.path) is not None for entry in checkpoint.files)
@@ -165,7 +166,7 @@ def recorded_checksums(path: str, base: str, parts: Sequence[str]) -> dict[str, 
         base: Prefix of the paths of its own manifest and digests.
         parts: Its files.
     """
-    # Only a file with one statement is of use: manifests that contradict each other prove nothing. Checksums
+    # Only a file of which all manifests state the same is of use: contradictory ones prove nothing. Checksums
     # by content address hold even if the manifest is older than the file.
     manifests, written = _manifests_at(path, base, parts), _read_digests(base, [])
     documents = [manifest.path for manifest in manifests] + ([base + DIGESTS_SUFFIX] if written else [])
@@ -196,7 +197,7 @@ def _read_digests(base: str, findings: list[Finding]) -> Digests | None:
 
 
 @dataclass(slots=True)
-class _Statement:
+class _Stated:
     """Statements about a file: its name in the first manifest, all SHA-256, CRCs, and its content address."""
 
     name: str
@@ -206,7 +207,7 @@ class _Statement:
 
     @property
     def algorithms(self) -> frozenset[str]:
-        """Return the checksums to compute to compare the file."""
+        """Return the algorithms of the checksums by which the file is compared."""
         wanted = {self.address.algorithm} if self.address else set()
         return frozenset(wanted | ({"sha256"} if self.digests else set()) or {"crc32c"})
 
@@ -218,30 +219,30 @@ class _Statement:
 
 def _statements(
     base: str, parts: Iterable[str], manifests: Iterable[Manifest], written: Digests | None
-) -> dict[str, _Statement]:
+) -> dict[str, _Stated]:
     """Return the statements about files, by path."""
-    stated: dict[str, _Statement] = {}
+    stated: dict[str, _Stated] = {}
     for manifest in manifests:
         directory = os.path.dirname(fs.abspath(manifest.path))
         for path, digests in manifest.digests.items():
             name = os.path.relpath(path, directory)
-            stated.setdefault(path, _Statement(name)).digests.update(digests)
+            stated.setdefault(path, _Stated(name)).digests.update(digests)
     directory = os.path.dirname(fs.abspath(base))
     for name, sums in written.files.items() if written else ():
         path = fs.normpath(os.path.join(directory, name))
         if "crc32c" in sums.blocks and fs.place_of(path).keeps_checksums:  # else the tensors are compared
-            stated.setdefault(path, _Statement(name))
+            stated.setdefault(path, _Stated(name))
         if path in stated:
             stated[path].crcs = sums
     for part in parts:
         if (address := content_address(part)) is not None:
             path = fs.abspath(part)
-            stated.setdefault(path, _Statement(os.path.basename(path))).address = address
+            stated.setdefault(path, _Stated(os.path.basename(path))).address = address
     return stated
 
 
 def _present_files(
-    checkpoint: Checkpoint, stated: Mapping[str, _Statement], findings: list[Finding]
+    checkpoint: Checkpoint, stated: Mapping[str, _Stated], findings: list[Finding]
 ) -> Iterator[str]:
     """Yield the files that can be compared, and add an error for each of the others."""
     # A manifest from a download may list ``../../secret`` or a symlink: no file outside of its directory is
@@ -261,7 +262,7 @@ def _present_files(
 
 
 def _compare_stored(
-    stated: Mapping[str, _Statement], urls: Sequence[str]
+    stated: Mapping[str, _Stated], urls: Sequence[str]
 ) -> tuple[list[Finding], dict[str, str]]:
     """Return which objects differ by their stores' checksums, and why others can't be compared, by URL."""
     findings, unproven = [], {}
@@ -279,7 +280,7 @@ def _compare_stored(
 
 
 def _changed_files(
-    stated: Mapping[str, _Statement], found: Mapping[str, FileSums | CheckpointError]
+    stated: Mapping[str, _Stated], found: Mapping[str, FileSums | CheckpointError]
 ) -> Iterator[Finding]:
     """Yield an error for each file that contradicts its statements."""
     for path, sums in found.items():

@@ -13,7 +13,7 @@ from ckpttool.core.errors import AccessDenied, CheckpointError, NotFound, UsageE
 from ckpttool.core.text import did_you_mean
 from ckpttool.formats import open_checkpoint
 from ckpttool.formats.discovery import unit_at
-from ckpttool.formats.interface import SIDECARS, scan
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, scan
 from ckpttool.formats.paddle.fluid_serial import only_serial
 from ckpttool.formats.paddle.parts import MARKER
 from ckpttool.formats.traits import traits_of
@@ -109,9 +109,9 @@ def check_target(
         )
     for one in existing:
         check_replaceable(os.path.join(parent, one))
-    manifests = {one + ending for one in (name, *existing) for ending in SIDECARS} & existing_names - {
-        *existing
-    }
+    manifests = {
+        one + ending for one in (name, *existing) for ending in MANIFEST_SUFFIXES
+    } & existing_names - {*existing}
     return [*existing, *sorted(one for one in manifests if fs.isfile(os.path.join(parent, one)))]
 
 
@@ -202,7 +202,9 @@ def _ownership(checkpoint: Checkpoint) -> Callable[[str], bool]:
     own.add(fs.realpath(base_of(checkpoint)))
 
     def is_own(path: str) -> bool:
-        about = next((path.removesuffix(ending) for ending in SIDECARS if path.endswith(ending)), path)
+        about = next(
+            (path.removesuffix(ending) for ending in MANIFEST_SUFFIXES if path.endswith(ending)), path
+        )
         if os.path.basename(path) in _MARKS:
             return True
         inside = os.path.relpath(about, checkpoint.path)

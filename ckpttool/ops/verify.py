@@ -24,7 +24,7 @@ from ckpttool.core.errors import (
 from ckpttool.core.report import has_errors
 from ckpttool.core.text import counted
 from ckpttool.formats import recognise, suffix_format
-from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, Format, Probe, Unit
 from ckpttool.formats.opening import open_unit
 from ckpttool.ops.verdict import (
     CHECKS,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.prediction import Prediction
     from ckpttool.predict.request import PredictionRequest
 
-_MANIFEST, _ = SIDECARS
+_MANIFEST, _ = MANIFEST_SUFFIXES
 
 
 def verify(
@@ -70,7 +70,8 @@ def verify(
         advance: Called with the bytes read, from any thread.
         prediction: How to load it with its framework and run it, in a separate process.
         against: A copy of it, whose files are compared with its own; on this machine or in a store.
-        ignores: Findings that don't prevent a prediction; ``apply_ignores`` marks them in the verdict.
+        ignores: Findings that don't prevent a prediction. The verdict still has them: callers mark them by
+            ``ignored_findings.apply_ignores``.
 
     Raises:
         NotACheckpoint: Nothing is recognised there.
@@ -116,6 +117,15 @@ def _start_prediction(
     return Prediction(checkpoint, request)
 
 
+_UNOPENED = (
+    (Truncated, "it is truncated"),
+    (AmbiguousFormat, "its format is ambiguous"),
+    (Unsupported, "its format isn't supported"),
+    (DamagedCheckpoint, "the structure is damaged"),
+)
+"""Reasons why checks of a checkpoint that can't be opened are skipped."""
+
+
 def _unopened_verification(
     path: str, format: Format | None, failure: CheckpointError, only: Collection[str], others: Sequence[str]
 ) -> Verification:
@@ -127,7 +137,7 @@ def _unopened_verification(
         where = ": ".join(filter(None, (os.path.basename(failure.path), failure.where)))
     broken = error_of(failure, where)._replace(check="structure")
     findings = (broken, *(finding._replace(check="safety") for finding in seen))
-    reason = "it is truncated" if isinstance(failure, Truncated) else "the structure is damaged"
+    reason = next(text for kind, text in _UNOPENED if isinstance(failure, kind))
     checks = [
         Check(name, Status.SKIPPED, reason if name in only else NOT_REQUESTED)
         for name in CHECKS
@@ -144,7 +154,7 @@ def _unopened_verification(
 
 
 def unreadable(failure: CheckpointError) -> Verification:
-    """Return the verdict on an unreadable entry of a directory, which is invalid."""
+    """Return the verdict on an entry of a directory that can't be read: invalid."""
     checks = [Check(name, Status.SKIPPED, "it can't be read") for name in CHECKS if name != OPTIONAL]
     checks[0] = Check("structure", Status.FAILED, failure.reason)
     finding = error_of(failure)._replace(check="structure")

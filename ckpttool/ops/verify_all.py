@@ -19,7 +19,7 @@ from ckpttool.core.result import Table
 from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import Globs, Walk, discover
-from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, Probe, Unit, natural_path
 from ckpttool.ops.verdict import (
     CHECKS,
     NOT_REQUESTED,
@@ -105,7 +105,9 @@ class TaskResult:
 
 def size_of(unit: Unit) -> int:
     """Return the bytes of a checkpoint without manifests, which another process may be writing."""
-    return sum(fs.getsize(path) for path in unit.files() if not path.endswith(SIDECARS) and fs.exists(path))
+    return sum(
+        fs.getsize(path) for path in unit.files() if not path.endswith(MANIFEST_SUFFIXES) and fs.exists(path)
+    )
 
 
 def verify_tasks(

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from ckpttool.core.result import document_of
-from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.interface import MANIFEST_SUFFIXES
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.series import is_flat
 from ckpttool.storage import fs
@@ -167,7 +167,7 @@ def _save_time(sound: Sequence[Entry]) -> float | None:
     # duration, as the time before the first file was closed isn't recorded.
     spreads = []
     for entry in sound:
-        times = [file.mtime_ns for file in entry.contents.files if not file.path.endswith(SIDECARS)]
+        times = [file.mtime_ns for file in entry.contents.files if not file.path.endswith(MANIFEST_SUFFIXES)]
         if len(times) > 1:
             spreads.append((max(times) - min(times)) / 1e9)
     return (median(spreads) or None) if spreads else None

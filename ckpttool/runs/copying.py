@@ -40,7 +40,7 @@ from ckpttool.core.result import Table, document_of
 from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import OWN_PREFIX, Walk, discover
-from ckpttool.formats.interface import SIDECARS, Probe, Unit, natural_path
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, Probe, Unit, natural_path
 from ckpttool.formats.opening import COPYING, EVERYTHING, read_note
 from ckpttool.formats.traits import is_commit_marker
 from ckpttool.ops.copy_check import is_same
@@ -268,7 +268,11 @@ class _File:
     def rank(self) -> tuple[bool, bool, str]:
         """Return the sort key of the order of copying: commit markers and indexes late, manifests last."""
         # A manifest that is older than its checkpoint is ignored, and a store's times are those of uploads.
-        return self.target.endswith(SIDECARS), is_commit_marker(os.path.basename(self.path)), self.path
+        return (
+            self.target.endswith(MANIFEST_SUFFIXES),
+            is_commit_marker(os.path.basename(self.path)),
+            self.path,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ckpttool.core.checkpoint import Checkpoint, Granularity
 from ckpttool.core.naming import NameFields
 from ckpttool.core.tensor import Tensor
-from ckpttool.formats.interface import SIDECARS, Unit
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, Unit
 from ckpttool.formats.step_directory import StepDirectory
 from ckpttool.ops.manifest import SHARED
 from ckpttool.ops.verdict import Safety
@@ -223,7 +223,7 @@ class Entry:
                 is_own = name == _ASSETS or not path.lower().endswith(_RESULTS)
             else:
                 is_own = written.fullmatch(name) is not None
-            if first and not (is_own or name.endswith(SIDECARS) or name in SHARED):
+            if first and not (is_own or name.endswith(MANIFEST_SUFFIXES) or name in SHARED):
                 names.add(name)
         return tuple(sorted(names))
 
@@ -254,7 +254,7 @@ class Entry:
     def _saved(self) -> Contents:
         if len(self.contents.files) == 1:
             return self.contents
-        saved = tuple(file for file in self.contents.files if not file.path.endswith(SIDECARS))
+        saved = tuple(file for file in self.contents.files if not file.path.endswith(MANIFEST_SUFFIXES))
         return Contents(saved or self.contents.files)
 
     def recorded_metric(self, name: str) -> float | None:

@@ -14,7 +14,7 @@ from ckpttool.core.options import Depth, Mode
 from ckpttool.core.report import Problem
 from ckpttool.core.result import Table, document_of, messages, plain
 from ckpttool.core.text import counted, utc_time
-from ckpttool.formats.interface import SIDECARS, natural_path
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, natural_path
 from ckpttool.ops.workload import Part, split
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.look import Progress, no_progress, read_each_in_full
@@ -560,7 +560,7 @@ def total_bytes(entries: Iterable[Entry]) -> int:
     for entry in entries:
         if entry.linked_bytes is None:
             for file in entry.contents.files:
-                if not file.path.endswith(SIDECARS):
+                if not file.path.endswith(MANIFEST_SUFFIXES):
                     files[file.device, file.inode] = file.size
         else:
             linked += entry.linked_bytes

@@ -31,7 +31,7 @@ from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import names_indexed_above, sets_in, unit_of
 from ckpttool.formats.foreign import unread_reason
-from ckpttool.formats.interface import SIDECARS, Format, Probe, Unit, scan
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, Format, Probe, Unit, scan
 from ckpttool.formats.opening import open_probe, open_unit
 from ckpttool.formats.step_directory import STEP_VARIANTS
 from ckpttool.ops.verdict import OPTIONAL, Safety, safety_of
@@ -307,7 +307,7 @@ def _linked_bytes(unit: Unit, files: Contents) -> int | None:
         return None
     directory = os.path.dirname(unit.path)
     paths = [os.path.join(directory, file.path) for file in files.files]
-    return sum(fs.getsize(path) for path in paths if fs.exists(path) and not path.endswith(SIDECARS))
+    return sum(fs.getsize(path) for path in paths if fs.exists(path) and not path.endswith(MANIFEST_SUFFIXES))
 
 
 def _counts_inside(training: TrainingState) -> tuple[Number | None, int | None]:
@@ -517,7 +517,7 @@ def read_all(entry: Entry, jobs: int | None = None, progress: Progress = no_prog
     from ckpttool.ops.verify import verify
 
     # A manifest counts, too, unless the checkpoint was written again since it was made.
-    manifests = [file for file in entry.contents.files if file.path.endswith(SIDECARS)]
+    manifests = [file for file in entry.contents.files if file.path.endswith(MANIFEST_SUFFIXES)]
     is_current = any(file.mtime_ns >= entry.modified_ns for file in manifests)
     checks = (*FULL_CHECKS, OPTIONAL) if is_current else FULL_CHECKS
     try:

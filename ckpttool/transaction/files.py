@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.interface import MANIFEST_SUFFIXES
 from ckpttool.storage import fs, held
 from ckpttool.storage.directories import NO_FOLLOW
 
@@ -95,7 +95,7 @@ class Contents:
     def has_sizes_of(self, other: Contents) -> bool:
         """Return whether both have the same files and sizes, except for manifests, which may come later."""
         ours, theirs = (
-            {(file.path, file.size) for file in one.files if not file.path.endswith(SIDECARS)}
+            {(file.path, file.size) for file in one.files if not file.path.endswith(MANIFEST_SUFFIXES)}
             for one in (self, other)
         )
         return ours == theirs

@@ -29,7 +29,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import AccessDenied
-from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.interface import MANIFEST_SUFFIXES
 from ckpttool.storage import remote
 from ckpttool.storage.stores import ObjectReplaced, ObjectStatus, ObjectVersions, OlderVersions
 from ckpttool.transaction.files import Fingerprint, StalePlan
@@ -427,7 +427,11 @@ def _objects_of(listed: OperationList, number: int, identity: str) -> list[Store
 def order_of_removal(path: str) -> tuple[bool, bool, bool, str]:
     """Return a sort key: indexes and metadata first, then weights, then the rest; manifests last."""
     name = os.path.basename(path)
-    is_last = _FIRST.fullmatch(name) is None, name.endswith(SIDECARS), _WEIGHTS.fullmatch(name) is None
+    is_last = (
+        _FIRST.fullmatch(name) is None,
+        name.endswith(MANIFEST_SUFFIXES),
+        _WEIGHTS.fullmatch(name) is None,
+    )
     return *is_last, path
 
 

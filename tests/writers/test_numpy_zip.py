@@ -223,7 +223,7 @@ def test_more_axes_or_arrays_than_can_be_read_are_refused(monkeypatch: pytest.Mo
         "d: 65 axes, and a NumPy array has at most 64"
     ]
     monkeypatch.setattr(npz_writer, "MAX_MEMBERS", 2)
-    assert refused("a", "b") == ["2 arrays are more than one zip can list (at most 1)"]
+    assert refused("a", "b") == ["2 arrays are more than ckpttool reads back (at most 1)"]
 
 
 def test_a_source_that_becomes_shorter_leaves_nothing(tmp_path: Path) -> None:

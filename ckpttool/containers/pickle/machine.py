@@ -60,9 +60,9 @@ MAX_MADE = 1 << 29
 _FLOOR, _FOR_A_BYTE = (1_000_000, 32 << 20), (4, 64)
 """Opcodes, and bytes of memory, that any pickle may take; and the addition for each of its stored bytes."""
 
-_FIRST_WINDOW = 1 << 10
+_FIRST_WINDOW = 1 << 12
 _WINDOW, _LINE = 1 << 20, 1 << 14
-"""Bytes read at once; fewer for a line, as a file in a store that isn't a pickle may begin like one."""
+"""Bytes read at once; fewer for a line: files in stores that aren't pickles may begin like one."""
 _LONGEST_FIXED = 16  # no opcode has more bytes of fixed-size arguments
 _COSTS: dict[type, int] = {set: 4 * ENTRY, Call: 4 * ENTRY, DictSubclass: 2 * ENTRY}
 _MOST_MISUSE = 100
@@ -70,7 +70,7 @@ _MAX_COLLISIONS = 1000
 _MAX_KEY_PARTS = 1000
 _SLOW_KEYS = frozenset({"decimal", "fraction", "version"})
 """Kinds of objects whose comparison takes time in proportion to the number or text in them."""
-_COST_OF_STATE, _COST_OF_LOADING = 80, 1 << 14
+_COST_OF_STATE, _COST_OF_LOADING = 80, 1 << 14  # bytes of memory
 _MAX_CONTAINERS = 20_000
 _HASH_MODULUS = (1 << 61) - 1
 
@@ -86,10 +86,10 @@ _PLAIN_KINDS = _COLLECTIONS.keys() | {
     "counter",
     "ndarray",
 }
-"""Kinds of calls that the machine replaces by their result: data, or a name for ``getattr``."""
+"""Kinds of calls that the machine replaces by their result: data, or the name that ``getattr`` finds."""
 _OBJECT = Global("builtins", "object")
 _BASES = {"AttributeDict": Global("builtins", "dict"), "TorchVersion": Global("builtins", "str")}
-"""Base class in ``copyreg._reconstructor(class, base, state)`` of constructors that have another one."""
+"""``base`` in ``copyreg._reconstructor(class, base, state)``, by constructor, if it isn't ``object``."""
 
 
 class PickleStream:
@@ -123,8 +123,8 @@ class PickleStream:
         # The window grows from 4 KiB to 1 MiB, so that short pickles take short reads.
         self._base = self.position
         self.at = 0
-        self._window = min(4 * self._window, _WINDOW)
         length = min(max(self._window, needed), self.end - self._base)
+        self._window = min(4 * self._window, _WINDOW)
         self.data = self.source.read(self._base, length, self.where) if length > 0 else b""
         at_end = self._base + len(self.data) >= self.end
         self._refill_at = self.end if at_end else len(self.data) - _LONGEST_FIXED
@@ -170,7 +170,7 @@ class PickleStream:
         return self.data[begin:end]
 
     def line(self) -> bytes:
-        """Return the bytes before the next line feed; CPython drops the last byte if there is none."""
+        """Return the bytes before the next line feed; without one, all but the last byte, as in CPython."""
         end, length = self.data.find(b"\n", self.at), _LINE
         while end < 0:
             self._refill(length)
@@ -195,7 +195,7 @@ class PickleStream:
         return offset
 
     def byte(self) -> int:
-        """Return the next byte; an IndexError, which ``run`` expects, if the window has none."""
+        """Return the next byte; an IndexError, which ``Interpreter.run`` expects, if the window has none."""
         number = self.data[self.at]
         self.at += 1
         return number
@@ -278,16 +278,16 @@ class PickleMachine(PickleStream, ABC):
         self.memo: dict[int, Any] = {}
         self._globals: dict[tuple[str, str], Global] = {}
         self.functions: set[int] = set()
-        """Addresses of names that aren't data if they are stored: functions and unknown classes."""
+        """Addresses of functions and unknown classes; to store one in the object is suspicious."""
         self.pushed_functions = 0
-        """Pushes of such names minus their calls; the object is searched for stored ones unless it is 0."""
+        """Pushes of such names minus their calls; if not 0 at the end, the object is searched for them."""
         self._objects: list[object] = []
         """Calls that run unknown code, which could store functions among their arguments."""
         self._dtype_fields: dict[int, object] = {}
         """Field dictionaries of NumPy types by address: to change one would change a type already judged."""
         self._hashes: dict[int, tuple[object, int]] = {}
         self._odd_keys = self._containers = 0
-        self.frame_is_cut = False
+        self.frame_is_cut = False  # set by FRAME if fewer bytes follow than it announces
 
     # The stack ------------------------------------------------------------------------------------
 
@@ -323,7 +323,7 @@ class PickleMachine(PickleStream, ABC):
         if index > MAX_OPCODES:
             raise self.excess(f"memo index {index:,} is too large")
         self.memo[index] = self.stack[-1]
-        self.budget.memory_used += ENTRY  # compared with the limit by the next push, or by ``_finish``
+        self.budget.memory_used += ENTRY  # compared with the limit by the next push, or at the end
 
     def recall(self, index: int) -> None:
         """Push an entry of the memo."""
@@ -385,7 +385,7 @@ class PickleMachine(PickleStream, ABC):
         self.charge(ENTRY * count)
 
     def _hashed_parts(self, key: Call) -> Iterable[Any]:
-        """Return the parts of an object that its hash covers; most kinds may be keys only a few times."""
+        """Return the parts of an object that its hash covers; few objects of most kinds may be keys."""
         if key.kind == "record":
             states = key.state if isinstance(key.state, tuple) else (key.state,)
             return [value for state in states if isinstance(state, dict) for value in state.values()]
@@ -484,7 +484,7 @@ class PickleMachine(PickleStream, ABC):
             self.charge(_COST_OF_LOADING)
             content = call.args[0]
             place = (content.offset, content.kind) if isinstance(content, Payload) else content
-            self.pickle.stored[place] = content
+            self.pickle.nested[place] = content
         elif function.name == "eval":
             # Paddle pickles an array as ``eval("data", {"data": array})``. ``eval`` adds ``__builtins__`` to
             # that dictionary, where the pickle could fetch it from: so it counts as stored.
@@ -502,10 +502,9 @@ class PickleMachine(PickleStream, ABC):
         if not isinstance(target, Call | DictSubclass):
             self.note_misuse(f"a state is set on {_kind(target)}")
             return
-        if target.state is not None:
+        if target.state is not None:  # the second could replace one that was judged safe
             self.note_misuse("a state is set twice on one object")
             return
-        # A second state could replace one that was judged safe, so setting it is misuse.
         self.charge(_COST_OF_STATE + sum(map(size_of, state if isinstance(state, tuple) else (state,))))
         target.state = state
         if isinstance(target, Call) and target.kind in KINDS:
@@ -525,7 +524,7 @@ class PickleMachine(PickleStream, ABC):
 
     @abstractmethod
     def joblib_array(self, state: Any) -> object:
-        """Read the array that follows its wrapper in the stream, whose state describes it.
+        """Read the array that follows in the stream; its wrapper's state describes it.
 
         Returns:
             The call by which NumPy would pickle the array, or for an array of objects the inner object.
@@ -556,13 +555,15 @@ class PickleMachine(PickleStream, ABC):
         return made
 
     def _collection(self, call: Call, maker: Global) -> object:
-        """Return the list, tuple or set that a call makes; ``tuple`` of a tuple is the same object."""
+        """Return the list, tuple or set that a call makes."""
+        # Python's ``tuple`` returns a tuple that it is given, and copies nothing. Here ``tuple(t)`` stays a
+        # call, and ``tuple`` of that call is the same call again.
         given = call.args[0] if call.args else ()
-        items = given.args[0] if isinstance(given, Call) else given  # the call of a tuple of a tuple
+        items = given.args[0] if isinstance(given, Call) else given
         if call.kind == "tuple" and isinstance(items, tuple):
             return given if given is not items or not call.args else call
         if maker.module != "builtins":
-            return items  # a list that PyTorch only tags with its type
+            return items  # ``torch.jit._pickle`` builds typed lists from a list
         return _COLLECTIONS[call.kind](map(self.hashable, items) if "set" in call.kind else items)
 
     def _latin1_bytes(self, text: Any) -> object:
@@ -599,10 +600,21 @@ def _maker(function: object) -> str:
     return str(function) if isinstance(function, Global) else _kind(function)
 
 
+_NOUNS = {
+    type(None): "None",
+    int: "an integer",
+    str: "a text",
+    dict: "a dictionary",
+    DictSubclass: "a dictionary",
+    frozenset: "a frozen set",
+    object: "a marker",
+}
+
+
 def _kind(node: object) -> str:
-    """Return the noun of a node for a sentence."""
+    """Return the noun of a node for a message."""
     if isinstance(node, Global):
         return f"the name {node}"
     if isinstance(node, Call):
         return "the result of a call"
-    return f"a {type(node).__name__.lower()}"
+    return _NOUNS.get(type(node)) or f"a {type(node).__name__.lower()}"

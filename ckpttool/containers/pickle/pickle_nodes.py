@@ -171,7 +171,7 @@ class Pickle:
         names: Every name that would be imported, with the offset of the first import.
         unsafe: Dangerous calls, with offsets.
         unknown: Names whose own code would run, with a verb: a key of ``pickle_safety._CODE``.
-        stored: Bytes that ``torch.storage._load_from_bytes`` would load, by (offset, kind) or by themselves.
+        nested: Bytes that ``torch.storage._load_from_bytes`` would load, by (offset, kind) or by themselves.
         misuse: Operations that no honest pickle has, as (offset, sentence).
         protocol: The highest protocol that it declares.
         calls: Number of calls.
@@ -183,7 +183,7 @@ class Pickle:
     names: dict[Global, int] = field(default_factory=dict)
     unsafe: list[tuple[int, Call]] = field(default_factory=list)
     unknown: dict[Global, str] = field(default_factory=dict)
-    stored: dict[object, object] = field(default_factory=dict)
+    nested: dict[object, object] = field(default_factory=dict)
     misuse: list[tuple[int, str]] = field(default_factory=list)
     protocol: int = 0
     calls: int = 0
@@ -194,7 +194,7 @@ class Pickle:
         self.names |= {name: at for name, at in inner.names.items() if name not in self.names}
         self.unsafe += inner.unsafe
         self.unknown |= inner.unknown
-        self.stored |= inner.stored
+        self.nested |= inner.nested
         self.misuse += inner.misuse
         self.calls += inner.calls
 

@@ -162,7 +162,7 @@ def findings_of_pickle(pickle: Pickle, where: str | None = None) -> tuple[Findin
             verb = pickle.unknown.get(name, "imports")
             message = f"loading it {verb} {name}: {_CODE[verb]}"
             findings[warning("unknown-class", message, where)] = None
-    if not all(map(_is_storage, pickle.stored.values())):
+    if not all(map(_is_storage, pickle.nested.values())):
         found = error("unsafe-call", "loading it would load bytes that are not a plain storage", where)
         findings[found] = None
     for position, sentence in pickle.misuse:
@@ -227,7 +227,7 @@ def _is_storage(content: object) -> bool:
     try:
         for _ in range(_PICKLES_OF_A_STORAGE):
             pickle = Interpreter(inner, at, end, budget=budget).run()
-            if pickle.stored or findings_of_pickle(pickle):
+            if pickle.nested or findings_of_pickle(pickle):
                 return False
             roots.append(pickle.root)
             at = pickle.end

@@ -1,5 +1,8 @@
 """NumPy's ``.npz``: a zip with one ``.npy`` for each tensor, as ``numpy.savez`` writes it.
 
+Tied tensors are written once. Their other names, and everything else that NumPy has no place for, are in a
+further entry, the sidecar.
+
 Source: NumPy ``numpy/lib/_format_impl.py``, ``numpy/lib/_npyio_impl.py``.
 """
 
@@ -30,9 +33,9 @@ _DESCRIPTIONS = {
 _SUFFIX = ".npy"
 _VERSION = bytes([1, 0])
 _ALIGNMENT = 64
-_ROOM_TO_GROW = 21  # NumPy reserves as many digits for the first axis, to append to a file in place
+_ROOM_TO_GROW = 21  # NumPy pads the first axis to this many digits, so that a file can grow in place
 _MAX_AXES = min(64, _READ_AXES)  # NumPy's own limit is 64
-_ENTRY_BYTES = 80  # of a record in the zip's directory, without the name, and more than it needs
+_ENTRY_BYTES = 80  # upper bound on a record of the zip's directory without its name
 
 
 class NpzWriter(Writer):
@@ -48,9 +51,11 @@ class NpzWriter(Writer):
             yield from _name_refusals(tensor.name, names)
             if len(tensor.shape) > _MAX_AXES:
                 yield f"{tensor.name}: {len(tensor.shape)} axes, and a NumPy array has at most {_MAX_AXES}"
-        nbytes = sum(_ENTRY_BYTES + 4 * len(name) for name in names)
-        if len(names) >= MAX_MEMBERS or nbytes > MAX_DIRECTORY:
-            yield f"{len(names):,} arrays are more than one zip can list (at most {MAX_MEMBERS - 1:,})"
+        nbytes = sum(_ENTRY_BYTES + 4 * len(name) for name in names)  # at most 4 bytes of UTF-8 a character
+        if len(names) >= MAX_MEMBERS:
+            yield f"{len(names):,} arrays are more than ckpttool reads back (at most {MAX_MEMBERS - 1:,})"
+        elif nbytes > MAX_DIRECTORY:
+            yield f"the names of {len(names):,} arrays are too long for one zip (use --map)"
 
     def write(self, content: Content, target: Target, options: WriteOptions) -> None:
         archive = NumpyZip(target.create())

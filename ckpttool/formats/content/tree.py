@@ -10,13 +10,15 @@ A tree consists of plain Python containers and values, of ``Tensor`` objects, an
   other arguments than in a pickle: ``_rebuild_qtensor(tensor, parameters, requires_grad)``,
   ``_rebuild_from_type_v2(inner, class, state)`` and ``_mareconstruct(values, mask, fill_value)``; a storage
   is ``Call(its class, (tensor,))``.
-- ``Opaque``: an object that can't be converted.
+- ``Opaque``: an object that can't be converted; its ``content`` is the part that can, or None.
 
 An object that a checkpoint has in several places is one object here; nothing contains itself. ``flatten``
-separates the nodes of a pickle into tensors by path and plain data.
+separates the root of a pickle, before there is a tree, into tensors by path and plain data: that root may
+contain itself, and has ``Persistent`` nodes.
 
 Files are hostile: a pickle of a few bytes can make a tree that is a million levels deep, or one of 2^100
-paths by sharing. So no walk recurses, and each has a limit on depth and on nodes visited.
+paths by sharing. So no walk recurses: ``fold`` and ``flatten`` have limits on depth and on nodes visited, the
+others visit each node once.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from ckpttool.formats.content.plain_data import (
     stable_order,
 )
 
-_MAX_KEY_BITS = 64
+_MAX_KEY_BITS = 64  # larger integers are described in paths, not used as keys
 MAX_OPEN = 2000
 """Limit on the depth of a tree in ``fold``."""
 MAX_FOLDED = 16_000_000
@@ -411,8 +413,7 @@ class TensorParts:
         storage: Bytes of the storage around them.
         identity: Equal for tensors that are the same view of the same elements.
         role: Only if the object itself determines it; otherwise it is inferred from the path.
-        described_by: Storages with the layout of this tensor (of a nested one), which are no tensors
-            themselves.
+        described_by: For a nested tensor, the storages of its sizes and strides, which are no tensors.
     """
 
     dtype: DType
@@ -429,10 +430,10 @@ class TensorParts:
 
 @dataclass(frozen=True, slots=True)
 class Leaf(Generic[T]):
-    """Result of a node that holds tensors or is a value: tensors at paths below it, and plain data.
+    """Result of ``leaf`` for a node that isn't opened: tensors at paths below it, and plain data.
 
     Attributes:
-        plain: Plain data besides the tensors, or in place of any; None for none.
+        plain: Its plain data; None if it has none.
         visits: Number of objects in it, if they are many; counted against the limit at each visit.
     """
 
@@ -464,7 +465,7 @@ class Flat(Generic[T]):
     optimizers: set[Path] = field(default_factory=set)
 
 
-_NOTHING = object()
+_TENSORS_ONLY = object()
 """Plain form of a node that holds tensors only, and is removed from the plain data."""
 
 
@@ -472,14 +473,14 @@ class _OpenContainer(NamedTuple):
     """A container whose children are being visited.
 
     Attributes:
-        twin: Plain forms of its children so far, by key.
+        forms: Plain forms of its children so far, by key.
         children: The remaining keys and children.
         key: Its key in the container around it.
     """
 
     path: Path
     node: object
-    twin: Any
+    forms: Any
     children: Iterator[tuple[Any, Any]]
     key: Any
 
@@ -499,7 +500,7 @@ def flatten(
     """Separate a tree into tensors and plain data, without recursion.
 
     Args:
-        root: The nodes of a pickle.
+        root: The root of a pickle, or a tree.
         leaf: Returns the tensors or value of a node; None for containers and plain values.
         where: The file, for errors.
         unwrap: Returns the node inside a node that merely wraps it; any other as it is.
@@ -540,15 +541,15 @@ class _Flattening(Generic[T]):
             self._entered.discard(id(current.node))
             form = self._plain_form(current)
             if self._stack:
-                self._stack[-1].twin[current.key] = form
-        self._flat.plain = None if form is _NOTHING else form
+                self._stack[-1].forms[current.key] = form
+        self._flat.plain = None if form is _TENSORS_ONLY else form
         self._flat.tensors = _with_own_names(self._flat.tensors)
         return self._flat
 
     def _descend(self, current: _OpenContainer) -> bool:
         """Visit the remaining children up to a container that must be opened; return whether one was."""
         depth = len(self._stack)
-        path, twin, spent = current.path, current.twin, self._spent
+        path, twin, spent = current.path, current.forms, self._spent
         for key, child in current.children:
             spent.visits += 1
             if spent.visits > MAX_VISITS:
@@ -576,8 +577,8 @@ class _Flattening(Generic[T]):
         if leaf is not None:
             self._flat.tensors.extend((path + below, tensor) for below, tensor in leaf.tensors)
             self._spent.visits += len(leaf.tensors) + leaf.visits
-            return _NOTHING if leaf.plain is None else leaf.plain
-        # A fast path for long lists of numbers, which hold no tensors.
+            return _TENSORS_ONLY if leaf.plain is None else leaf.plain
+        # A fast path for lists of scalars, which hold no tensors.
         if isinstance(node, list | tuple) and _SCALARS.issuperset(map(type, node)):
             self._spent.visits += len(node) // _SCALARS_PER_VISIT
             return [self._plain(item) for item in node]
@@ -600,8 +601,8 @@ class _Flattening(Generic[T]):
         self._known.add(id(node))
         self._entered.add(id(node))
         if isinstance(node, dict) and len(path) <= _MAX_STATE_DEPTH:
-            versions = node.state if isinstance(node, DictSubclass) else None
-            if isinstance(versions, dict) and isinstance(versions.get("_metadata"), dict):
+            state = node.state if isinstance(node, DictSubclass) else None
+            if isinstance(state, dict) and isinstance(state.get("_metadata"), dict):
                 self._flat.modules.add(path)  # the result of ``Module.state_dict``
             elif isinstance(node.get("param_groups"), list) and isinstance(node.get("state"), dict):
                 self._flat.optimizers.add(path)  # the result of ``Optimizer.state_dict``
@@ -636,10 +637,10 @@ class _Flattening(Generic[T]):
         """Return the plain form of a container whose children have all been visited."""
         # Children that hold only tensors were removed from it. A list that lost some becomes a dictionary, so
         # that the rest keep their indices; a container that lost all is removed itself.
-        node, twin = container.node, container.twin
-        remaining = {key: form for key, form in twin.items() if form is not _NOTHING}
+        node, twin = container.node, container.forms
+        remaining = {key: form for key, form in twin.items() if form is not _TENSORS_ONLY}
         if len(remaining) < len(twin) and not remaining:
-            return _NOTHING
+            return _TENSORS_ONLY
         if len(remaining) == len(twin) and isinstance(node, list | tuple | set | frozenset):
             return list(remaining.values())
         if isinstance(node, Call):

@@ -32,7 +32,7 @@ from ckpttool.core.report import note, warning
 from ckpttool.core.tensor import Tensor
 from ckpttool.core.text import counted
 from ckpttool.formats.content.plain_data import lazy_scalar
-from ckpttool.formats.interface import SIDECARS, Format, Probe, scan
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, Format, Probe, scan
 from ckpttool.formats.paddle.fluid_serial import (
     SERIAL,
     add_tables,
@@ -284,7 +284,7 @@ def _add_trainers_and_tables(parts: PaddleParts, entries: Entries, *, is_marked:
 def _manifest_names(root: str) -> frozenset[str]:
     """Return the names of manifests of a serial, hidden files in it."""
     name = os.path.basename(fs.abspath(root))
-    return frozenset(f".{name}{ending}" for ending in SIDECARS)
+    return frozenset(f".{name}{ending}" for ending in MANIFEST_SUFFIXES)
 
 
 def _checkpoint(probe: Probe, variant: str | None, parts: PaddleParts) -> Checkpoint:

@@ -1,6 +1,6 @@
 """PyTorch's element types, storage classes, shapes and layouts, as a pickle names them.
 
-The parameters of a quantizer and the component tensors of a sparse tensor have their names here as well.
+Also the names of a quantizer's parameters, and of the component tensors of a sparse tensor.
 
 Source: PyTorch ``torch/_utils.py``, ``torch/storage.py``.
 """
@@ -28,7 +28,7 @@ def sizes(node: Any) -> tuple[int, ...]:
     if isinstance(node, Call) and node.is_of("torch", "Size"):
         node = node.args[0] if node.args else ()
     if not isinstance(node, list | tuple):
-        raise TypeError("not a shape")
+        raise TypeError(f"{describe(node)} is not a shape")
     return tuple(node)
 
 
@@ -59,7 +59,7 @@ def storage_dtype(node: object) -> DType | None:
 
 
 def sparse_layout(node: object) -> str:
-    """Return the name of a sparse layout."""
+    """Return the name of a sparse layout, pickled as ``_get_layout("torch.sparse_coo")`` or by name."""
     name = node.args[0] if isinstance(node, Call) and node.args else describe(node)
     layout = str(name).removeprefix("torch.")
     if layout not in COMPONENTS:

@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import CheckpointError, from_os_error
-from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.interface import MANIFEST_SUFFIXES
 from ckpttool.formats.pointer_kind import MAX_POINTER, NO_CHANGES, Changes, Renamer, TextKind
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.pointers.programs import DigestList
@@ -362,7 +362,7 @@ class Note(TextKind):
     is_certain = False
 
     def matches(self, name: str) -> bool:
-        if name == _RAY_RESULT or name.lower().endswith(SIDECARS):
+        if name == _RAY_RESULT or name.lower().endswith(MANIFEST_SUFFIXES):
             return False
         return not any(one.names.fullmatch(name) for one in IGNORED_TEXTS if one.start is None)
 

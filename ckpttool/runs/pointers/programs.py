@@ -18,7 +18,7 @@ from typing import Any
 from ckpttool.core.errors import AccessDenied, CheckpointError, NotFound, from_os_error
 from ckpttool.core.naming import is_named_best
 from ckpttool.formats import sharded
-from ckpttool.formats.interface import SIDECARS, SetFormat
+from ckpttool.formats.interface import MANIFEST_SUFFIXES, SetFormat
 from ckpttool.formats.keras import sharded as keras_sharded
 from ckpttool.formats.pointer_kind import (
     MAX_POINTER,
@@ -253,7 +253,7 @@ class TensorDigests(TextKind):
     _FILES = re.compile(r'^ "files": (\{.*\}),$', re.MULTILINE)
 
     def matches(self, name: str) -> bool:
-        return name.endswith(SIDECARS[1])
+        return name.endswith(MANIFEST_SUFFIXES[1])
 
     def names(self, text: str) -> tuple[str, ...]:
         return tuple(_object_at(_load_object(text), "files"))

@@ -12,7 +12,7 @@ from itertools import count
 
 from ckpttool.core.errors import CheckpointError, UsageError
 from ckpttool.formats import open_checkpoint
-from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.interface import MANIFEST_SUFFIXES
 from ckpttool.formats.writer import Rewritten
 from ckpttool.ops.slim import (
     NotSlim,
@@ -44,7 +44,7 @@ def obstacle_to_slimming(entry: Entry, dtype: str | None) -> str | None:
         return "it has other hard links"
     if entry.holds_others:
         return "it contains other checkpoints"
-    if any(name.endswith(SIDECARS) for name in entry.unit.members):
+    if any(name.endswith(MANIFEST_SUFFIXES) for name in entry.unit.members):
         return "a manifest next to it records its current content"
     try:
         with open_checkpoint(entry.unit.path) as checkpoint:

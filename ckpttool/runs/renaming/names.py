@@ -27,7 +27,7 @@ from ckpttool.core.text import counted
 from ckpttool.formats import sharded
 from ckpttool.formats.discovery import OWN_PREFIX
 from ckpttool.formats.hf_trainer import HfTrainer
-from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.interface import MANIFEST_SUFFIXES
 from ckpttool.formats.keras import sharded as keras_sharded
 from ckpttool.formats.paddle.fluid_serial import SERIAL
 from ckpttool.formats.tensorflow import prefix as tf_prefix
@@ -253,7 +253,7 @@ def _name_fault(old: str, new: str) -> str | None:
         return "which is reserved for pointers"
     if temporary_for(new) is not None and temporary_for(old) is None:
         return "which means a file that is being written"
-    if any(new.endswith(ending) and not old.endswith(ending) for ending in SIDECARS):
+    if any(new.endswith(ending) and not old.endswith(ending) for ending in MANIFEST_SUFFIXES):
         return "which is reserved for manifests"
     for pattern, meaning in _MEANINGS:
         if pattern.fullmatch(new) and not pattern.fullmatch(old):
@@ -302,7 +302,7 @@ def _name_conflict(
             case = "" if existing == name else f" as {existing} (which differs only in case)"
             return f"its name would be {name}, which already exists{case}"
     # Existing files must not become parts of the renamed checkpoint by their names: a manifest, a shard.
-    sidecars = (fold_name(name + ending) for name in new_names for ending in SIDECARS)
+    sidecars = (fold_name(name + ending) for name in new_names for ending in MANIFEST_SUFFIXES)
     parts = [stay[name] for name in sidecars if name in stay]
     if len(new_names) > 1:
         stem = renaming.name.removesuffix(renaming.entry.name.removeprefix(unit_stem(renaming.entry)))

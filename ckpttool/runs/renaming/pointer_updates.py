@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from ckpttool.core.errors import CheckpointError
-from ckpttool.formats.interface import SIDECARS
+from ckpttool.formats.interface import MANIFEST_SUFFIXES
 from ckpttool.formats.pointer_kind import (
     MAX_POINTER,
     NO_CHANGES,
@@ -439,7 +439,7 @@ class _Collector:
         # It may be renamed itself: then it is created under its new name and removed under the old one.
         names = self._path_renames.in_directory(entry.directory)
         kind = kind_of(name, FilePlace.MEMBER)
-        if kind is None or (name != entry.name and not name.endswith(SIDECARS)):
+        if kind is None or (name != entry.name and not name.endswith(MANIFEST_SUFFIXES)):
             return
         new = names.get if name == entry.name else self._path_renames.renamer(entry.directory)
         rewrite = self._rewritten(kind, entry.directory, name, new, edits)

@@ -23,8 +23,8 @@ _BUFFER_BYTES = 1 << 18
 """Bytes per side that are read and compared at once: both buffers fit in a core's own cache."""
 _FIRST_BYTES = 1 << 15
 """Size of the first read: after training, most tensors differ within it, so the rest isn't read."""
-_RANGE_BYTES = 1 << 24
-_RANGE_ELEMENTS = 1 << 21
+_RANGE_BYTES, _RANGE_ELEMENTS = 1 << 24, 1 << 21
+"""Bytes, and elements, of a tensor that one thread compares; a larger tensor is shared by several."""
 _REPORTED_BYTES = 1 << 22
 """Minimum number of bytes between two progress reports of a thread."""
 
