@@ -178,6 +178,8 @@ def _weights(directory: str, entries: Entries) -> list[Unit]:
         if _WEIGHTS.fullmatch(name) and entry.is_file():
             units.append(Unit(os.path.join(directory, name), (name,), None))
 
+    # As ``from_pretrained`` does: safetensors before pickles, and a single file before an index. An adapter
+    # is loaded onto a model, so it comes last.
     def load_order(unit: Unit) -> tuple[bool, bool, bool]:
         name = os.path.basename(unit.path)
         return name.startswith("adapter_model"), "safetensors" not in name, name.endswith(".json")

@@ -234,6 +234,8 @@ _CONFIG = "config.json"
 
 def judge_records(source: Readable) -> Iterator[Finding]:
     """Yield safety findings of all records of a damaged zip."""
+    # The directory of a damaged zip can't be trusted, so records are found by the signature of their local
+    # headers. Values may contain it by chance: then bytes that are no record are judged, too.
     bytes_left = MAX_SEARCHED
     data = source.read(0, min(source.size, MAX_SEARCHED))
     start = data.find(LOCAL_MAGIC)

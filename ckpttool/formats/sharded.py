@@ -276,6 +276,8 @@ class Sharded(SetFormat):
             return None
         (name,) = kinds
         own = set(members(name, (), probe.entries, schemes_of(probe.entries)))
+        # Shards may have any name and be in any subdirectory. The index, which may be large, is parsed only
+        # if there are files that its own name doesn't explain.
         others = {other for other in _weights_in(probe.path, probe.entries) if other not in own}
         if others:
             others -= set(mapped_files(os.path.join(probe.path, name)))

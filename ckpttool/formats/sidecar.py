@@ -82,6 +82,8 @@ def apply_sidecar_record(checkpoint: Checkpoint, archive: Archive, member: Membe
         document = archive.read(member)
     except CheckpointError as failure:
         return _add_unread_warning(checkpoint, failure.reason, member.name)
+    # Checksums are verified later, with all other records, but the sidecar is used at once: a flipped bit in
+    # a name or a role would be taken for the content.
     if archive.has_checksums and isal_zlib.crc32(document) != member.crc32:
         return _add_unread_warning(checkpoint, "its checksum does not match", member.name)
     return apply_sidecar(checkpoint, document, member.name)
@@ -171,6 +173,7 @@ def _metadata(
             raise ValueError("the metadata is not a dictionary")
     if tree is not None:
         of_tree = metadata_of(tree, tensors, checkpoint.path)
+        # JSON texts are compared, because in Python a NaN differs from itself, and 1 equals True.
         if metadata is not None and json.dumps(metadata) != json.dumps(of_tree):
             raise ValueError("the metadata differs from that of the tree")
         return of_tree

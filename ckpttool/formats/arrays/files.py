@@ -138,6 +138,8 @@ class _Arrays:
         self.findings.append(
             note("object-array", "Python objects in a pickle, which are not read", where or name)
         )
+        # NumPy stores no length of the pickle, which ends at its STOP. If several arrays were saved into one
+        # file, the next one begins there.
         judgement = read_pickles(source, header.data, end, where)
         self.safety += judgement.safety
         end_of_pickle = judgement.pickles[-1].end

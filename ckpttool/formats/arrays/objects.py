@@ -81,6 +81,8 @@ def _decoded_blocks(payload: Payload, nbytes: int, swap: int, limit: int) -> Ite
 
 
 def _decode(payload: Payload, nbytes: int, step: int) -> Iterator[bytes]:
+    # Protocol 2 has no bytes, so they are text: each byte is a Latin-1 character, stored as UTF-8, and takes
+    # two bytes from 0x80 on. A character may be cut at the end of a block, so the decoder is incremental.
     source, end = payload.source, payload.offset + payload.nbytes
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
@@ -118,6 +120,8 @@ def numpy_leaf(
         if function.name == "_mareconstruct" and function.module in _MASKED and call.state is not None:
             return _masked_array_leaf(path, call.state, make, sums)
         if function.name == "_reconstruct" and function.module in _MULTIARRAY and call.state is not None:
+            # The state of ``ndarray.__setstate__`` begins with a version, which may be absent. The flag after
+            # the type says whether the elements are in Fortran's order.
             *version, shape, dtype, fortran, data = tuple(call.state)
             if len(version) > 1 or any(number not in _ARRAY_VERSIONS for number in version):
                 raise ValueError(f"version {describe(version)!s:.40}, which NumPy doesn't read")

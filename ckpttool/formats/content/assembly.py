@@ -251,6 +251,8 @@ class TreeBuilder:
 
     def remember(self, node: object, parts: Iterable[object], flags: int = 0) -> object:
         """Record the flags of a new node from those of its parts, and the first reason; return the node."""
+        # ``fold`` makes a node after its parts, whose flags are known by then. So each node looks at its own
+        # parts only, and no tree below an opaque node is walked again.
         reason = ""
         for part in parts:
             known = self._known.get(id(part))
@@ -335,6 +337,8 @@ def _plain_value(call: Call) -> object:
         return complex(*args)
     if call.is_of("builtins", "bytearray") and all(type(arg) is bytes for arg in args) and len(args) < 2:
         return bytearray(*args)
+    # Protocol 2 has no opcode for bytes. A bytearray is then pickled as text in Latin-1, whose characters are
+    # the bytes.
     if call.is_of("builtins", "bytearray") and len(args) == 2 and args[1] in ("latin-1", "latin1"):
         return bytearray(args[0], "latin-1") if isinstance(args[0], str) else None
     return None

@@ -89,6 +89,7 @@ def _tiled(whole: T, pieces: Sequence[Piece[T]]) -> Tiled | None:
     for piece in pieces:
         part = piece.part
         stored = None if part is None else as_strided(part.values, part.shape, part.dtype.itemsize)
+        # Packed elements of less than a byte have no address, so a box of them can't be cut out in place.
         if part is None or stored is None or part.dtype.bits < 8:
             return None
         start = (0,) * len(part.shape) if piece.start is None else piece.start
@@ -154,6 +155,8 @@ class Run(NamedTuple):
 
     def pieces(self) -> list[Contiguous] | None:
         """Return the stored elements; None if the tensors have fewer, or aren't contiguous."""
+        # ZeRO's offsets count over all flat tensors of a rank, so a run is located in their concatenation: it
+        # may begin in any of them, and end in a later one.
         pieces, start, count = [], self.start, self.size
         for tensor in self.tensors:
             values, width = tensor.values, tensor.dtype.itemsize

@@ -595,6 +595,9 @@ class _Flattening(Generic[T]):
     def _open(self, node: object, path: Path, key: Any, children: Iterator[tuple[Any, Any]]) -> None:
         if len(self._stack) >= MAX_DEPTH:
             raise LimitExceeded(self._where, f"objects nested more than {MAX_DEPTH} deep")
+        # Plain data has no sharing, so a shared container is flattened in each of its places. A list that has
+        # the next one twice, and so on, has 2^n places after n levels; this limit is reached long before that
+        # on visits.
         self._spent.repeats += id(node) in self._known
         if self._spent.repeats > MAX_REPEATS:
             raise LimitExceeded(self._where, f"more than {MAX_REPEATS:,} repetitions of shared objects")

@@ -114,6 +114,7 @@ def _shared_addresses(tree: object) -> set[int]:
     pending = [tree]
     while pending:
         node = pending.pop()
+        # The empty tuple is one object in all of Python, so having it twice doesn't mean that it is shared.
         if not isinstance(node, _SHAREABLE) or node == ():
             continue
         if id(node) in seen:
@@ -252,6 +253,8 @@ class _Decoding:
             return form
         if hasattr(form, "key"):
             raise ValueError(f"duplicate key {form.key!r}")
+        # The kind of a form is its first key, as ``encode_tree`` writes it. A dictionary of the tree with a
+        # key that begins with ``$`` is a list of pairs under ``$dict``, so the two can't be confused.
         kind = next((key for key in form if key.startswith("$")), None)
         if kind is None:
             return NodeParts(list(form.values()), lambda done: dict(zip(form, done, strict=True)))

@@ -254,6 +254,8 @@ def _tensor(opened: OpenedHdf5, dataset: Dataset, dtype: DType) -> Tensor:
     values: Values | None = None
     extent = None
     if _is_readable(opened, dataset):
+        # Contiguous elements are read from the file itself. Chunks, with their filters, are read by libhdf5
+        # in a child process, which a damaged file may crash.
         if dataset.layout == "contiguous" and (dataset.offset is not None or not dataset.nbytes):
             offset = opened.base + (dataset.offset or 0)
             if not opened.is_cut:
@@ -415,6 +417,8 @@ def hdf5_path(path: Path) -> tuple[str, ...]:
 
 def restore_slashes(tensors: tuple[Tensor, ...], document: bytes) -> tuple[Tensor, ...]:
     """Return tensors with the paths that the sidecar has for them, where parts of these have slashes."""
+    # HDF5 separates groups by slashes, so a key with a slash became several groups when it was written. Only
+    # the sidecar has the key as it was.
     paths = _paths_with_slashes(document, {tensor.path for tensor in tensors}) if b"/" in document else {}
     changed = {
         tensor.name: replace(tensor, path=paths[tensor.path], key="/" + "/".join(map(str, tensor.path)))

@@ -62,6 +62,8 @@ class _GroupedWeights:
 
     def compare(self, model: Layer, place: Steps) -> Iterator[Finding]:
         top = (*place, LAYERS_GROUP)
+        # The groups with weights at this level. Those that no layer of the configuration accounts for are
+        # left in the end.
         foreign = {path[: len(top) + 1] for path in self._weights_below(top) if len(path) > len(top)}
         is_built = bool(place) or _is_built(model) or bool(foreign)
         for layer in model.layers:

@@ -94,6 +94,8 @@ _CALLS = {
 
 def read_config(path: str, text: bytes, what: str = "config") -> Any:
     """Parse a JSON configuration in any encoding that ``json.loads`` accepts."""
+    # Keras parses the text with ``json.loads``, which detects UTF-16 and UTF-32. A configuration in one of
+    # these would be loaded, so its classes have to be judged, too.
     encoding = json.detect_encoding(text)
     if encoding not in ("utf-8", "utf-8-sig"):
         text = text.decode(encoding, "replace").encode("utf-8", "replace")
@@ -198,6 +200,8 @@ def _nested(children: Iterable[tuple[str | int, object]]) -> Iterator[tuple[str 
 
 def _tree_in_text(text: str, texts: int) -> object:
     """Return the JSON value of a string, or None if it is not JSON."""
+    # A text beyond the parser's limits may still be JSON to Keras, so it must not pass for one that isn't
+    # JSON.
     try:
         tree = parse_json("", text.encode("utf-8", "replace"), "text", constants=True, surrogates=True)
     except LimitExceeded:

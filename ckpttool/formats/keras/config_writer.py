@@ -130,6 +130,8 @@ def attribute_configs(native: Mapping[str, bytes]) -> dict[str, str]:
     if training is not None and object_of(training):
         attributes["training_config"] = training.decode("utf-8", "surrogateescape")
     if _is_of_archive(model):
+        # In ``.keras`` a class has a module, and a registered name if it is a user's. ``.h5`` has one name
+        # for either, and the optimizer next to the other arguments of ``compile``, under a key of its own.
         kind = model.get("registered_name") or model["class_name"]
         attributes["model_config"] = json.dumps({"class_name": kind, "config": model.get("config")})
         compiled = model.get(_COMPILE)
@@ -181,6 +183,8 @@ def _keras_3_layer(node: Any) -> dict[str, Any]:
         raise KerasRefusal("a layer is not described")
     kind = str(node.get("class_name"))
     wiring = {key: node[key] for key in ("name", "inbound_nodes") if key in node}
+    # The fourth element of a reference has the arguments of the call besides its tensors. Only flags and None
+    # are known to mean the same to Keras 3; anything else is refused.
     for call in wiring.get("inbound_nodes") or ():
         is_plain = isinstance(call, list) and all(
             isinstance(one, list)

@@ -124,6 +124,9 @@ class Layer:
         """The layers that its configuration lists."""
         nodes = self.config.get("layers")
         layers = [layer for node in (nodes if isinstance(nodes, list) else ()) if (layer := layer_of(node))]
+        # Keras names the group of a layer after its class, and numbers the layers of a class in the order of
+        # the model: ``dense``, ``dense_1``. Keras 2 and 3 divide some names into words differently, so each
+        # spelling has its own count. A user's class is registered as ``package>Name``.
         used: tuple[Counter[str], Counter[str]] = Counter(), Counter()
         for layer in layers:
             layer.path = (*self.path, layer.name)
@@ -286,6 +289,8 @@ class Layer:
     @property
     def kind(self) -> LayerKind | None:
         """Its kind or that of the layer inside it, without its place in a model; None if it is not known."""
+        # The weights of a wrapper are those of the layer inside it. Stacked cells are several layers, and
+        # have no common kind.
         inner = self
         while (key := inner.type.wraps) and key != "cells" and inner.is_known:
             wrapped = layer_of(inner.config.get(key))

@@ -129,6 +129,8 @@ def _recurrent(gates: int) -> Rule:
 
 
 def _recurrent_convolution(config: Config, inputs: BuildShape) -> Iterator[Shape]:
+    # A ConvLSTM has the four gates of an LSTM side by side in the filters. The channels of its input aren't
+    # in its configuration.
     filters, size = config["filters"], config["kernel_size"]
     yield *size, None, 4 * filters
     yield *size, filters, 4 * filters
@@ -136,6 +138,9 @@ def _recurrent_convolution(config: Config, inputs: BuildShape) -> Iterator[Shape
 
 
 def _attention(config: Config, inputs: BuildShape) -> Iterator[Shape]:
+    # Kernels of query, key and value are (features, heads, size), their biases (heads, size). The number of
+    # features is that of the inputs, which the configuration lacks; the output's weights may have any shape
+    # for the same reason.
     heads, keys = config["num_heads"], config["key_dim"]
     values = config["value_dim"] or keys
     for shape in ((heads, keys), (heads, keys), (heads, values)):

@@ -96,6 +96,8 @@ def listed_shapes(opened: OpenedHdf5) -> dict[str, list[tuple[int, ...] | None]]
         return shapes
     for layer in names_in(groups.get(top, {}), "layer_names") or ():
         group = (*top, *layer.split("/"))
+        # The state of a seed generator is listed with the weights, but doesn't follow from the configuration
+        # with which these shapes are compared.
         names = names_in(groups.get(group, {}), "weight_names") or ()
         paths = [(*group, *name.split("/")) for name in names if SEEDS not in name]
         datasets = [opened.tree.datasets.get(path) for path in paths]
@@ -203,6 +205,7 @@ def _unambiguous(known: Mapping[Path, Path], used: set[Path]) -> dict[Path, Path
 
 
 def _rename_ties(stored: Mapping[Steps, Tensor], tensors: list[Tensor]) -> tuple[Tensor, ...]:
+    # ``shares_with`` still has the name that the owner had by its path in the file.
     names = {tensor.key: tensor.name for tensor in tensors if tensor.key}
     keys = {tensor.name: "/" + "/".join(path) for path, tensor in stored.items()}
     return tuple(

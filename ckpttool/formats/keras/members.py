@@ -193,6 +193,8 @@ class KerasArchive(Opening):
         self.findings += (add_part_name(finding, WEIGHTS) for finding in self.weights.findings)
         self.safety += (add_part_name(finding, WEIGHTS) for finding in self.weights.safety)
         self.complete &= self.weights.complete
+        # In a salvaged file the configuration would report each lost weight as missing, although the damage
+        # is a finding already.
         if self.weights.complete and self._model is not None:
             self.findings += compare_grouped_weights(self._model, self.weights)
             self.findings += compare_layer_names(names, groups)

@@ -117,6 +117,8 @@ class KerasModel:
         kinds = {group: kind for group, kind in found if kind is not None}
         lengths = sorted({len(group) for group in kinds})
 
+        # Groups inside that of a layer are its parts (``cell``), whose weights are of the layer's kind. An
+        # inner model has no kind, so the shortest group with one is the layer's.
         def find(path: Steps) -> LayerKind | None:
             return next((kinds[path[:length]] for length in lengths if path[:length] in kinds), None)
 

@@ -147,6 +147,9 @@ class _ModelWalk:
         self._doubt_inputs(layer, order)
         if _is_channels_first(layer):
             return _unknown(f"a {layer.cls} of channels first")
+        # Whatever the input was, the output is an image with the filters as channels. A depthwise convolution
+        # makes ``depth_multiplier`` channels of each channel, so their number is known only if that of the
+        # input is.
         count = layer.config.get("filters")
         if layer.cls.startswith("Depthwise"):
             factor = layer.config.get("depth_multiplier")
@@ -163,6 +166,8 @@ class _ModelWalk:
 
     def _attention(self, layer: Layer, order: FeatureOrder) -> FeatureOrder:
         self._doubt_inputs(layer, order)
+        # Over a sequence both frameworks have the features along the last axis. Over more axes PyTorch's
+        # network may have had the channels first, so a later Flatten is in doubt.
         is_plain = order.kind in ("input", "features") and order.rank == _SEQUENCE
         return _made_by(layer, "features" if is_plain else "series", order.rank)
 
@@ -199,18 +204,25 @@ class _ModelWalk:
     def _global_pool(self, layer: Layer, order: FeatureOrder) -> FeatureOrder:
         if _is_channels_first(layer):
             return _unknown(f"a {layer.cls} of channels first", order.makers)
+        # One value is left of each channel, so there is nothing for a Flatten to reorder, even if
+        # ``keepdims`` leaves axes of length 1.
         rank = order.rank if layer.config.get("keepdims") else 1
         return FeatureOrder("features", rank, makers=order.makers) if order.is_known else order
 
     def _flatten(self, layer: Layer, order: FeatureOrder) -> FeatureOrder:
         if layer.config.get("data_format") == "channels_first":
             return _unknown("a Flatten of channels first", order.makers)
+        # Behaviour differs for images only, whose order follows from their shape. If it isn't sure that the
+        # input is an image, the layers that made its features are in doubt.
         made = _flattened(order, _lengths(layer))
         if made.kind == "flat" and order.kind != "image":
             self._doubt_makers(order, LayoutDoubt.OUTPUT_ORDER, "a Flatten")
         return made
 
     def _reshape(self, layer: Layer, order: FeatureOrder) -> FeatureOrder:
+        # A Reshape to one axis is a Flatten, and one that adds axes of length 1 moves nothing. Any other
+        # divides the features, in Keras into places with all channels of each, in PyTorch into whole
+        # channels. So the rows of the layers that made them would have to be in another order.
         target = layer.config.get("target_shape")
         lengths = target if isinstance(target, list) and all(type(one) is int for one in target) else []
         if len(lengths) == 1:

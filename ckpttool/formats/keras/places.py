@@ -312,6 +312,8 @@ def _restore_lists(places: Places, stored: Stored) -> None:
         kept = dict(attributes)
         layers = names_in(attributes, "layer_names")
         if layers is not None:
+            # A long list is split over several attributes, by the length of its longest name. All of them are
+            # dropped and the list is split again, as it may be shorter now.
             kept = {key: value for key, value in kept.items() if not key.startswith("layer_names")}
             kept |= chunked_attribute("layer_names", layers)
         names = names_in(attributes, "weight_names")

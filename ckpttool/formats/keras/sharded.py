@@ -208,6 +208,8 @@ def _add_shard(shards: OpenedParts, index: KerasIndex, name: str, path: str) -> 
         return
     if part.format != KerasSharded.name:
         shards.findings.append(error("shard-format", f"a {part.format} file, not {KerasSharded.name}", name))
+    # Each shard has the groups of all layers, but datasets only in those that the index maps to it. So groups
+    # are taken from the tensors.
     held = {_group(tensor) for tensor in part.tensors}
     wanted = {group for group, names in index.groups.items() if name in names}
     compare_with_index(shards, name, held, wanted, "groups")

@@ -154,6 +154,8 @@ def _check_rows(parts: PaddleParts, shards: list[_Shard]) -> None:
         message = f"{total:,} rows, which were not compared (more than {MAX_ROWS:,})"
         parts.findings.append(note("rows-not-compared", message, shards[0][0]))
         return
+    # A row of a distributed table is on one parameter server. A row of two shards has two values, and neither
+    # is known to be the right one.
     seen: set[int] = set()
     for name, source, stream in shards:
         if stream.rows is None:

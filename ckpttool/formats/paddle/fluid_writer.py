@@ -99,6 +99,8 @@ class FluidWriter(Writer):
             _write_marker(files.create(f"{serial}/trainer_{trainer}/{MARKER}"))
         if (sidecar := _sidecar(content)) is not None:
             files.create(f"{serial}/{ENTRY}").write(sidecar)
+        # Paddle loads the largest serial whose ``__model__`` has the marker, so this one is written after all
+        # other files: an interrupted write leaves a serial that Paddle ignores.
         _write_marker(files.create(f"{serial}/{MODEL}/{MARKER}"))
 
 

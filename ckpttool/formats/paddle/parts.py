@@ -169,6 +169,8 @@ class PaddleParts(Opening):
         """Add the row numbers of a SelectedRows as a tensor ``rows``, and note its height."""
         if stream.rows is None:
             return
+        # The height is that of the full table. A table in memory grows by doubling, so the values may have
+        # more rows than there are numbers; the numbers are those of the first rows.
         self.heights[".".join(map(str, path[:-1]))] = stream.rows.height
         values = Contiguous(source, stream.rows.offset, 8 * stream.rows.total)
         dtype = BY_NAME["int64"]
@@ -250,6 +252,8 @@ def is_stream_file(entry: os.DirEntry[str]) -> bool | None:
     """Return whether a file begins like a stream; None for a link, or if it is too short to decide."""
     if entry.is_symlink():
         return None
+    # Both kinds of stream begin with their version, a 32-bit 0. Anything else in these bytes decides without
+    # parsing.
     try:
         with fs.open_source(entry.path) as source:
             if source.read(0, min(4, source.size)).strip(b"\0"):

@@ -46,6 +46,7 @@ def open_saved_pickle(probe: Probe, name: str) -> Checkpoint:
     root = judged.pickles[0].root
     with attach_safety(judged.safety):
         flat = flatten(root, objects.leaf, probe.path, _unwrap)
+        # Spans are of the arrays as they are stored. A tensor that is joined from pieces has no extent.
         stored = list(flat.tensors)
         _join_pieces(flat, probe.path)
     findings = []

@@ -127,6 +127,8 @@ def _read_header(source: Source) -> bytes:
     """Return the bytes of the header."""
     if source.size < _LENGTH.size:
         raise Truncated(source.path, f"truncated: {source.size} bytes", expected=f"at least {_LENGTH.size}")
+    # The length is the first number of the file, and may be anything. It is compared with the library's limit
+    # and with the size of the file before a byte of the header is read.
     (length,) = _LENGTH.unpack(source.read(0, _LENGTH.size))
     require_at_most(source.path, MAX_HEADER, length, "a header of {:,} bytes", code="header-too-large")
     if _LENGTH.size + length > source.size:
@@ -176,6 +178,8 @@ def _read_tensors(source: Source, start: int, header: Mapping[str, Any]) -> Iter
     """Yield the tensors by offset; ``start`` is the offset of the data in bytes."""
     path = source.path
     entries = [_read_entry(path, name, entry) for name, entry in header.items()]
+    # By both ends, so that an empty tensor comes before the one that begins at its offset: the extents then
+    # follow each other without gaps or overlaps.
     entries.sort(key=lambda entry: entry[:2])
     _check_contiguous(path, entries)
     for begin, end, name, dtype, shape in entries:

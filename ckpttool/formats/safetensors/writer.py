@@ -167,6 +167,8 @@ def _header_refusal(tensors: Sequence[Tensor], metadata: Mapping[str, str]) -> I
 
 def _layout(tensors: Iterable[Tensor], metadata: Mapping[str, str]) -> tuple[list[Tensor], bytes]:
     """Return tensors in the order of the file, and the header, padded to a multiple of 8 bytes."""
+    # Types with larger elements come first, and the header is padded to a multiple of 8. So each tensor
+    # begins at a multiple of its element's size, and can be mapped into memory.
     ordered = sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype.safetensors or ""], tensor.name))
     header: dict[str, object] = {_METADATA: dict(metadata)}
     begin = 0

@@ -42,6 +42,8 @@ class AttributeBudget:
         """Return the bytes of a short attribute; of a long one its key, its size and a checksum."""
         if message.nbytes <= _LONG:
             return message.data(_LONG)
+        # Constants may make up most of a file. Beyond the budget a constant is represented by its size alone,
+        # and two models that differ in its value alone look equal; ``skipped`` is reported for that reason.
         if self.read + message.nbytes > MAX_READ:
             self.skipped += message.nbytes
             return key + b"%d" % message.nbytes
@@ -76,6 +78,8 @@ def attribute_of(message: Message, functions: Iterable[str], budget: AttributeBu
     key = last[1].data(MAX_NAME) if 1 in last else b""
     value_bytes = last[2].nbytes if key == _VALUE and 2 in last else 0
     is_execution_only = key in _EXECUTION_ONLY or key.startswith(b"_")
+    # The names of functions are numbered anew in each save. An attribute with such names is represented by
+    # its key, and the digests of the functions are added to that of the node.
     called = tuple(functions)
     is_left_out = called or (is_execution_only and key != SHARED_NAME)
     content = key if is_left_out else budget.summarize(message, key)
@@ -232,6 +236,8 @@ def _string_value(tensor: Message) -> bytes | None:
             texts.append(part)
         elif number == 4 and part is not None and part.nbytes:
             return None
+    # A scalar without ``string_val`` (field 8) is the empty string. Strings may also be encoded in
+    # ``tensor_content`` (field 4), which isn't decoded here: such a constant is of unknown value.
     if dtype != _STRING or len(texts) > 1 or any(text.nbytes > MAX_NAME for text in texts):
         return None
     return texts[0].data(MAX_NAME) if texts else b""

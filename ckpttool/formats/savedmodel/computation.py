@@ -143,6 +143,9 @@ def function_digests(bodies: Mapping[str, tuple[bytes, Sequence[str]]]) -> dict[
     Args:
         bodies: For each function the digest of its body, and the functions that it calls.
     """
+    # A function stays on the stack until those that it calls have digests. One that is entered again, in a
+    # cycle, counts as unknown. The walk begins in the order of the bodies' digests, since TensorFlow numbers
+    # the names of functions anew in each save.
     digests: dict[str, bytes] = {}
     entered: set[str] = set()
     pending = sorted(bodies, key=lambda name: bodies[name][0])

@@ -267,6 +267,8 @@ def _attribute_text(node: GraphNode, key: bytes) -> bytes | None:
 
 def _constant_text(node: GraphNode) -> bytes | None:
     """Return the value of a scalar string constant; None for any other constant."""
+    # Only type, shape and one string are allowed. Another field, or a second value, could make TensorFlow
+    # read another string than is judged here.
     entries = [one for one in node.attributes if one.key == b"value"]
     value = _only_field(_value_of(entries[0].content)) if len(entries) == 1 else None
     parts = _fields(value.data) if value is not None and value.number == _TENSOR else []

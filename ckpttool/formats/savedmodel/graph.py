@@ -170,6 +170,9 @@ def _meta_graph(message: Message) -> MetaGraph:
 
 def _judge_files(graph: MetaGraph, uncalled: Collection[str]) -> None:
     """Record for each op that opens files whether these are the model's own."""
+    # Two questions are independent: whether the op opens the model's own files, and whether the saver alone
+    # uses it. A saver's op must pass both, unless nothing runs it, as in older savers; any other op must pass
+    # the first.
     names = _file_names(graph, uncalled)
     uses = graph.saver.usage_of(graph.file_ops)
     for op in graph.file_ops:
@@ -229,6 +232,8 @@ def _add_meta_info(graph: MetaGraph, message: Message) -> None:
 
 
 def _add_collection(graph: MetaGraph, entry: Message) -> None:
+    # A CollectionDef has names of nodes in field 1, serialized messages in 2 (of variables a VariableDef,
+    # with the name of the initializer in its field 2), and messages wrapped in ``Any`` in 5.
     name, _ = signature_entry(entry)
     if name in _INIT_COLLECTIONS:
         graph.has_init = True

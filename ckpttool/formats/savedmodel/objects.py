@@ -150,6 +150,8 @@ class ObjectGraph:
 
 
 def _read_packed(message: Message) -> list[int]:
+    # Repeated numbers are written packed, as varints one after another in one field. A reader has to accept
+    # one field a number as well.
     data, at, numbers = message.data(MAX_METADATA), 0, []
     while at < len(data):
         try:

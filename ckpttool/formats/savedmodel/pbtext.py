@@ -183,6 +183,9 @@ class _Encoder:
         text = token.text.decode("ascii", "replace")
         if text in self._enum or text in ("true", "false"):
             return self._enum.get(text, int(text == "true"))
+        # The text format has octal numbers as in C, which Python's ``int`` refuses. Others are cut at 40
+        # characters, more than a number of 64 bits needs, since converting millions of digits would take
+        # quadratic time.
         try:
             value = int(text, 8) if re.fullmatch(r"-?0[0-7]+", text) else int(text[:40], 0)
         except ValueError as failure:

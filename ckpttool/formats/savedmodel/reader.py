@@ -233,6 +233,8 @@ def _bundle(path: str, directory: str) -> Checkpoint:
     """Open the bundle of the variables."""
     from ckpttool.formats import open_checkpoint
 
+    # The bundle's reader opens shards by their names, and would follow a link out of the model. So all files
+    # next to the index are checked before it is opened.
     for entry in scan(os.path.dirname(path)).values():
         require_inside(entry.path, directory)
     if not fs.isfile(path):
@@ -256,6 +258,8 @@ def _description_findings(model: SavedModel, directory: str) -> Iterator[Finding
         yield note("meta-graphs", f"{len(model.graphs):,} graphs in one model, with the tags {tags}")
     yield from (finding for graph in model.graphs for finding in judge_links(graph))
     for name in dict.fromkeys(name for graph in model.graphs for name in graph.assets):
+        # The name is judged before the file system is asked, as even a test for existence would reveal
+        # something about files outside of the model.
         why = unsafe_path_reason(name)
         path = os.path.join(directory, ASSETS, name)
         if why is not None:

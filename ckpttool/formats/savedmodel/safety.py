@@ -57,6 +57,8 @@ def safety_of(
             yield from judge_keras(os.path.join(directory, KERAS_METADATA), nbytes)
         except CheckpointError as failure:
             yield not_scanned(KERAS_METADATA, f"it can't be read: {failure.reason}")
+    # Only one of several models in the directory is read. The others are unjudged, so the verdict can't be
+    # clean.
     if CHUNKED in entries or (BINARY in entries and TEXT in entries):
         yield not_scanned(None, "one of two models was not checked")
 

@@ -60,6 +60,7 @@ def object_numbers_along(objects: Sequence[SavedObject], key: str) -> list[int]:
     """Return the numbers of the objects along a key's path, from the root to the last that exists."""
     numbers = [0] if objects else []
     for part in key.removesuffix(KEY_END).split("/") if numbers else ():
+        # In a key, ``..`` is a dot of a child's name, and ``.S`` a slash.
         name = _ESCAPED.sub(lambda match: "/" if match[1] == "S" else ".", part)
         child = objects[numbers[-1]].children.get(name)
         if child is None or child >= len(objects):
@@ -94,6 +95,8 @@ def compare_variables(tensors: Sequence[Tensor], objects: Sequence[SavedObject])
         else:
             reached.add(at)
             yield from _mismatches(tensor, variable)
+    # A variable may lack an entry that its object would lead to. A slot of an optimizer is no child of any
+    # object, and a variable that was split into components is saved as these.
     slots = {slot for item in objects for slot in item.slots}
     missing = [
         item.variable.name or f"object {at}"
@@ -251,6 +254,9 @@ def read_fingerprint(directory: str) -> tuple[Fingerprint | None, list[Finding]]
     path = os.path.join(directory, FINGERPRINT)
     if not fs.lexists(path):
         return None, []
+    # Of all hashes in it only that of the variables' index (field 5) is known to be one of a file's bytes, by
+    # FarmHash's Fingerprint64. The hash of the model isn't that of ``saved_model.pb``, so nothing can be
+    # compared with it here.
     fingerprint: dict[str, object] = {"uuid": None, "checkpoint_hash": None}
     try:
         require_inside(path, directory)

@@ -49,6 +49,8 @@ class Window:
         Raises:
             ValueError: The varint doesn't end before ``end``.
         """
+        # A varint has up to ten bytes, and the window may end inside it. So the window is read again from the
+        # varint on, unless ten bytes follow.
         here = at - self.base
         if here < 0 or here + _LONGEST > len(self.data):
             self.data = self.source.read(at, max(0, min(_WINDOW, self.source.size - at)))

@@ -130,6 +130,8 @@ def read_entry(path: str, key: bytes, message: bytes | memoryview) -> BundleEntr
     if min(shard, offset, nbytes) < 0:
         raise bundle_damage(path, name, f"shard {shard}, offset {offset}, {nbytes} bytes")
     entry = BundleEntry(key, dtype, shape, shard, offset, nbytes, crc, tuple(slices))
+    # The entry of a partitioned variable has no bytes, as its slices have entries of their own. The size of
+    # strings and variants doesn't follow from the shape: it is checked when their lengths are read.
     if not slices and dtype.kind != "string" and nbytes != dtype.nbytes(math.prod(shape)):
         found = f"{nbytes:,} bytes for {dtype} of shape {list(shape)}"
         raise bundle_damage(path, name, found, f"{dtype.nbytes(math.prod(shape)):,}")

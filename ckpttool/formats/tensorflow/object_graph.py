@@ -97,6 +97,8 @@ class _ObjectNode:
 
 
 def _read_node(path: str, message: memoryview, allowed: int) -> _ObjectNode:
+    # The limit is on all links of the graph. It is passed on to each node, because a single one could have
+    # millions.
     node = _ObjectNode()
     for part in fields(message, path, GRAPH_KEY):
         if part.number not in (1, 2, 3):
@@ -154,6 +156,9 @@ class PathCost(NamedTuple):
 
 def _best_paths(nodes: list[_ObjectNode]) -> dict[int, tuple[PathCost, tuple[str, ...]]]:
     """Return the cheapest path from the root to each object (Dijkstra)."""
+    # Costs are compared field by field: a path without optimizers wins over any path with one, however short.
+    # No field becomes smaller along a path, so the first cost of an object that leaves the heap is its best.
+    # Of equal costs the path that sorts first is taken, so names don't depend on the order in the file.
     best: dict[int, tuple[PathCost, tuple[str, ...]]] = {}
     waiting: list[tuple[PathCost, tuple[str, ...], int]] = [(PathCost(0, 0, 0), (), 0)] if nodes else []
     while waiting:

@@ -180,6 +180,8 @@ def _names_in_state_file(directory: str, entries: Entries) -> frozenset[str]:
         state = read_state(os.path.join(directory, NAME))
     except (OSError, ValueError, CheckpointError):
         return frozenset()
+    # The paths may be absolute, of a directory that was moved since, or of Windows. Only checkpoints in this
+    # directory matter here, so their names suffice.
     paths = (state.latest, *state.paths) if state else ()
     return frozenset(os.path.basename(path.replace("\\", "/").rstrip("/")) for path in paths)
 

@@ -149,6 +149,8 @@ def _with_copies_marked(tensors: list[Tensor]) -> list[Tensor]:
 
 def _unfinished_saves(bundle: Bundle, prefix: str, names: Iterable[str]) -> Iterator[Finding]:
     """Yield findings about traces of a save that was interrupted, or is still running."""
+    # A saver writes ``part-<i>-of-<n>`` into a temporary directory; ``MergeV2Checkpoints`` makes one index of
+    # the parts, and renames their data files. A part that still has its own name was never merged.
     if PART.fullmatch(os.path.basename(prefix)):
         bundle.complete = False
         yield error("save-unfinished", "a part that its writer has not merged", os.path.basename(prefix))
@@ -222,6 +224,9 @@ class Bundle(Opening):
 
     def open_shards(self) -> None:
         """Open all shards that exist; add findings about missing ones."""
+        # TensorFlow opens and lists a bundle whose shards are missing, and fails only when it reads a tensor
+        # in one of them. Here all shards are opened at once, so that a lost one is found without reading
+        # values.
         missing = []
         for shard in range(self.header.shards):
             path = shard_name(self.prefix, shard, self.header.shards)
@@ -320,6 +325,8 @@ class Bundle(Opening):
         return replace(tensor, values=values, extent=extent, storage=extent)
 
     def _sliced_tensor(self, tensor: Tensor, entry: BundleEntry, entries: Entries) -> Tensor:
+        # The entry of a partitioned variable has its type, its full shape and its slices. Each slice is an
+        # entry of its own, under a key made of name and bounds, with bytes that may be in another shard.
         parts, sources = [], []
         for axes_of_part in entry.slices:
             part = entries.get(slice_key(entry.key, axes_of_part))

@@ -77,6 +77,8 @@ def _decoded_blocks(
     listed: _ListedTensor, whole: BundleEntry, parts: Sequence[TensorSlice], limit: int
 ) -> Iterator[memoryview]:
     """Yield the elements of a tensor; all slices are decoded when the first block is read."""
+    # Elements of version 1 are fields of a TensorProto, integers even varints, in a block that may be
+    # compressed. They can't be read in place, so decoding waits until the values are needed.
     sources = [
         Buffer(table.path, _decode(listed, part, key, table))
         for part, key, table in zip(parts, listed.slices, listed.tables, strict=True)
@@ -151,6 +153,7 @@ def _listed_tensors(table: Table) -> Iterator[_ListedTensor]:
 def _read_listed(table: Table, message: memoryview) -> _ListedTensor:
     path, key, number, slices = table.path, b"", 0, []
     shape: tuple[int, ...] = ()
+    # Fields may come in any order. The name is read first, since errors about the others state it.
     for field in fields(message, path, "header"):
         key = bytes(field.data) if field.number == 1 else key
     name = key.decode("utf-8", "backslashreplace")

@@ -125,6 +125,8 @@ def checksummed_bytes(
     source: Source, entry: BundleEntry, byteorder: ByteOrder, name: str
 ) -> ChecksummedBytes:
     """Return the bytes that the checksum of a tensor of strings or variants covers."""
+    # Each element takes a byte at least, for its length. So the size of the entry limits the number of
+    # elements that a hostile shape can claim, before any list of lengths is made.
     count = math.prod(entry.shape)
     require_at_most(source.path, MAX_STRINGS, count, "{:,} strings", name)
     if count > entry.nbytes:

@@ -73,6 +73,7 @@ def original_keys(content: Content) -> tuple[Mapping[str, bytes], bytes | None] 
     if len(content.owned) < len(content.tensors):
         return None
     keys = keys_from(content.native, content.tensors)
+    # A key that begins with NUL would be read as that of a slice, and the empty key is the header's.
     if keys is None or any(key in _RESERVED or key[0] == 0 or len(key) > MAX_KEY for key in keys.values()):
         return None
     graph = content.native.get(GRAPH)

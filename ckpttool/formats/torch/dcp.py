@@ -72,6 +72,9 @@ class TorchDcp(Format):
     def matches(self, probe: Probe) -> bool:
         if any(_DATA.fullmatch(name) for name in probe.entries):
             return True
+        # If all data files are lost, ``.metadata`` is left, a name that others use, too: Paddle's distributed
+        # checkpoints have ``<uid>.metadata`` and ``.distcp`` files. The name of PyTorch's module, which is
+        # near the start of the pickle, decides; nothing is interpreted for it.
         for entry in _metadata_files(probe.entries).values():
             try:
                 with fs.open_source(entry.path) as source:
@@ -241,6 +244,8 @@ class _DcpDirectory:
                     self._open_item(source, place, key)
 
     def _open_file(self, name: str) -> Source | None:
+        # The names come from a pickle. All data files are in the directory itself, so a name with a slash,
+        # ``..`` or a link that leads elsewhere could only make a foreign file a part of the checkpoint.
         why = unsafe_path_reason(name) or ("a path into a directory" if "/" in name else None)
         entry = self._probe.entries.get(name)
         path = os.path.join(self._probe.path, name) if entry is None else entry.path
@@ -315,6 +320,8 @@ class _DcpDirectory:
         item = self._find_item(fqn, chunk.offsets)
         if item is None:
             return None
+        # Type and shape are stated twice, in ``.metadata`` and in the item. If they differ, one of the two is
+        # damaged or of another save, and the chunk counts as lost instead of being read in either form.
         if len(item.tensors) == 1 and item.tensors[0][0] == ():
             parts = item.tensors[0][1]
             if (parts.dtype, parts.shape) == (entry.dtype, chunk.lengths):
@@ -415,6 +422,8 @@ def _list_or_dict(node: object) -> object:
     """Return a level as a list if its keys are 0 to n, else as a dictionary."""
     if type(node) is not _Level:
         return node
+    # A path in ``planner_data`` has a number for an index of a list. A list that lost elements has gaps in
+    # its numbers, and becomes a dictionary, so that the other elements keep theirs.
     indices = sorted(node) if all(type(key) is int for key in node) else []
     if indices and indices == list(range(len(indices))):
         return NodeParts([node[index] for index in indices], list)

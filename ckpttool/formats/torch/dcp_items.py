@@ -110,6 +110,8 @@ def _records(source: Source, place: Extent, fqn: str) -> Records:
 
 def _parts_in_file(parts: TensorParts, source: Source, base: int) -> TensorParts:
     """Return a tensor with its extents counted from the start of the file."""
+    # Storages are numbered within an item, so each item has a storage 0. File and offset of the item
+    # distinguish them; otherwise all tensors would seem to be tied.
     return replace(
         parts,
         extent=_extent_in_file(parts.extent, source, base),
@@ -252,11 +254,16 @@ def _make_template(source: Source, place: Extent, item: Item) -> _ItemTemplate |
         tuple(checksums),
         tuple(index(member.payload) for member in others),
     )
+    # An archive that isn't as assumed above (a comment at its end, checksums of 0) gives wrong offsets. Then
+    # the template doesn't match the item that it is from, and the items are parsed one by one.
     return template if template.matches(source, place) else None
 
 
 def _central_checksums(data: bytes, index: Callable[[int], int]) -> dict[int, int]:
     """Return the offset of each record's checksum in the central directory, by the record's own offset."""
+    # PyTorch writes no comment after the end record, so the offset of the directory is in the four bytes
+    # before the comment's length, the last two of the item. ``data`` lacks the values: offsets after them are
+    # smaller by ``gap`` in it, but those that the archive states count from the item's start.
     (start,) = struct.unpack("<I", data[-_DIRECTORY_BEFORE_END:-2])
     gap = start - index(start)
     entry, checksums = index(start), {}

@@ -138,6 +138,9 @@ class _MetadataReader:
         fields = _fields(node, (_MODULE, "TensorStorageMetadata"))
         dtype, shape = _element_type(fields["properties"]), self._numbers(fields["size"])
         entry = entries.setdefault(fqn, MetadataEntry(self._path_of(fqn), dtype, shape))
+        # Ranks that save without collectives write metadata of their own (``__<rank>.metadata``). Each
+        # describes the whole tensor with the chunks of that rank, so chunks are collected over all files, and
+        # replicas count once.
         if (entry.dtype, entry.shape) != (dtype, shape):
             raise self._damage("its type or shape differs from another rank's", "metadata-disagrees", fqn=fqn)
         if math.prod(shape) * dtype.bits > _MAX_INT64:
@@ -160,6 +163,8 @@ class _MetadataReader:
         if transforms:
             names = transforms if isinstance(transforms, list | tuple) else [transforms]
             self._metadata.transformed[key] = ", ".join(f"{describe(name)!s:.60}" for name in names[:4])
+        # PyTorch removes duplicates before it writes: a replicated chunk is in the file of one rank only. Two
+        # different places for one chunk contradict each other.
         place = Extent(file, *self._numbers((start, nbytes)))
         self._metadata.places.setdefault(key, []).append(place)
         if self._place_of.setdefault(key, place) != place:
@@ -235,6 +240,8 @@ def _element_type(node: object) -> DType:
     state = _state(node, *_PROPERTIES)
     if not isinstance(state, tuple) or len(state) != 5:
         raise TypeError(f"{describe(state)!s:.60} where five properties of a tensor should be")
+    # Unlike those of the other classes, this state is a tuple, and the place of each property in it is fixed.
+    # All are checked: a shifted or replaced property would otherwise give a wrong type in silence.
     dtype, layout, requires_grad, encoding, pinned = state
     is_layout = isinstance(layout, Call) and layout.is_of("torch.serialization", "_get_layout")
     if not is_layout or len(layout.args) != 1 or layout.args[0] not in _LAYOUTS:

@@ -197,6 +197,8 @@ class _MetadataPickler:
         elif -(1 << 31) <= value < 1 << 31:
             self._write(b"J" + struct.pack("<i", value))
         else:
+            # LONG1 holds a number in two's complement: it needs one bit more than the number's own, for the
+            # sign.
             length = value.bit_length() // 8 + 1
             self._write(b"\x8a" + bytes([length]) + value.to_bytes(length, "little", signed=True))
 
@@ -409,6 +411,8 @@ def _write_items(items: list[StateDictEntry], target: Target) -> list[StoredItem
             if owner is not None:
                 places[owner] = place
         stored.append(StoredItem(item.fqn, item.path, tensor, item.requires_grad, _DATA_FILE, *place))
+    # The checksum of values is known once they are copied, which may be after the directory of their archive
+    # was written. Such checksums are filled in at the end, so that no item waits for the one before it.
     for archive in unsealed:
         archive.seal()
     return stored

@@ -46,6 +46,8 @@ from ckpttool.formats.torch.deepspeed_zero import (
 from ckpttool.formats.torch.deepspeed_zero import VARIANT as UNIVERSAL
 
 MODEL_STATES = re.compile(r"(zero_pp_rank_(?P<dp>\d{1,9})_)?mp_rank_(?P<mp>\d{1,9})_model_states\.pt")
+# The prefix is the precision of the training. Very old releases wrote ``mp_rank_00optim_states.pt``, without
+# an underscore before ``optim_states``.
 OPTIMIZER_STATES = re.compile(
     r"(bf16_|fp16_)?zero_pp_rank_(?P<dp>\d{1,9})_mp_rank_(?P<mp>\d{1,9})_?optim_states\.pt"
 )
@@ -188,6 +190,8 @@ def _note_other_ranks(
 ) -> None:
     """Add an error for each file of a rank beyond the job's size."""
     for file in files:
+        # The optimizer is partitioned over the data-parallel ranks at every stage, the model at stage 3 only.
+        # At other stages one rank writes the model states, under a name without a data-parallel rank.
         is_cut = file.kind == "optimizer" or stage == 3
         numbers = range(world) if is_cut else (None,)
         if file.kind in ("model", "optimizer") and (file.dp not in numbers or file.mp >= models):

@@ -91,6 +91,8 @@ def stage_of(metadata: Mapping[str, Any], optimizers: Iterable[Checkpoint]) -> i
 
 def stage_in_states(states: Mapping[str, Any]) -> int | None:
     """Return the stage of ZeRO in the optimizer states of a rank, None if they have none."""
+    # The stage is a number or DeepSpeed's ``ZeroStageEnum``, a class that isn't imported here. In the plain
+    # data it is a text (``ZeroStageEnum(3)``), or an object with that text under ``<class>``.
     stage = _inner(states, STATES, "zero_stage")
     if isinstance(stage, Mapping):
         stage = stage.get("<class>")
@@ -136,6 +138,9 @@ def check_partitions(ranks: Ranks) -> Iterator[Finding]:
     if ranks.stage in (1, 2):
         yield from _check_groups(ranks)
     elif ranks.stage == 3:
+        # A rank's part of a parameter is its size divided by the number of ranks, rounded up, and the padding
+        # of the last part is stored as well. So the flat tensors of all ranks have one size, the sum of those
+        # parts. Frozen parameters aren't in them.
         for rank in range(ranks.world):
             expected = sum(
                 -(-math.prod(shape) // ranks.world) for group in ranks.shapes for shape in group.values()
@@ -209,6 +214,9 @@ def rebuild_parameters(ranks: Ranks, tensors: Iterable[Tensor]) -> Iterator[Tens
         if len(tensor.path) != 2 or tensor.path[0] != "module" or tensor.nbytes:
             yield tensor
             continue
+        # At stage 3 the model states have an empty tensor of shape (0,) in place of each parameter; buffers,
+        # which have bytes, are whole. A tied parameter is empty under each of its names: ``shared_params``
+        # maps them to the one that ``param_shapes`` and the flat tensors have.
         owner = shared.get(name, name)
         if owner not in shapes or tensor.shape != (0,):
             yield tensor
@@ -351,6 +359,8 @@ class UniversalStates:
                     states.append(tensor or replace(stored, role=Role.OTHER))
             if name not in found and (lost := _lost_weight(name, model)) is not None:
                 found[name] = lost
+        # The directories below ``zero`` are sorted by name. The tensors get the order of the model states;
+        # weights that these don't name follow.
         ordered = {name: found[name] for name in (*model.names, *found) if name in found}
         return [*ordered.values(), *_other_tensors(tensors, ordered, models), *states, *self._shared]
 
@@ -382,6 +392,8 @@ class UniversalStates:
                 message = "no optimizer state, only weights"
                 self._parts.findings.append(warning("part-missing", message, ZERO))
             return
+        # Further states depend on the optimizer, and no file lists them. Only the other parameters show that
+        # one is lost, so it is a warning, while a state that is always written is an error.
         missing = [
             f"{ZERO}/{name}/{state}{_SUFFIX}"
             for name, held in self._states.items()
@@ -398,6 +410,8 @@ class UniversalStates:
         """Return a tensor in its parameter's shape; None, and a finding, if its type or shape doesn't fit."""
         _, name, state = map(str, tensor.path)
         place = f"{ZERO}/{name}/{state}{_SUFFIX}"
+        # The optimizer's copies are float32 unless the configuration allows half precision. A smaller type is
+        # otherwise a rounded weight, like those in the model states, in place of the full one.
         if state == FP32 and tensor.dtype.name not in model.masters:
             message = f"type {tensor.dtype.name}, expected {' or '.join(sorted(model.masters))}"
             self._parts.fault("part-damaged", message, place)
@@ -603,6 +617,8 @@ def _tied_names(first: Checkpoint, weights: Mapping[str, Tensor]) -> dict[str, s
     """Return the optimizer's name of each tied weight, by the names that the optimizer doesn't have."""
     stated = first.metadata.get("shared_params")
     owners = {str(name): str(owner) for name, owner in stated.items()} if isinstance(stated, Mapping) else {}
+    # ``shared_params`` has the ties that DeepSpeed recorded. Others are found as views of the same bytes in
+    # the model states. Empty placeholders (stage 3) are left out, because all of them would look tied.
     named = {name: one for one in first.tensors if one.nbytes and (name := _name_in_module(one)) is not None}
     by_view: dict[str, str] = {}
     for name, tensor in named.items():

@@ -122,6 +122,8 @@ def _dtensor_shard(
         raise ValueError(f"{len(placements)} placements on a mesh of {len(mesh.shape)} dimensions")
     texts = tuple(text for text, _, _ in placements)
     ranges: tuple[tuple[Range, ...], ...] | None
+    # A process outside the mesh pickles the tensor as well, but has no elements of it. Without the coordinate
+    # of the process its part of a sharded axis is unknown, while a replica is the whole tensor anywhere.
     if not mesh.is_member:
         ranges = tuple(() for _ in shape)
     elif mesh.place is None and any(axis is not None for _, axis, _ in placements):
@@ -130,6 +132,8 @@ def _dtensor_shard(
         cuts = [(axis, pieces) for _, axis, pieces in placements]
         ranges = _ranges(shape, mesh, cuts, _cut_order(spec, len(placements)))
     if ranges is not None and mesh.is_member:
+        # The ranges follow from mesh, placements and coordinate; the local tensor's shape is independent of
+        # these. If the two disagree, elements would be assembled in wrong places.
         expected = tuple(sum(end - start for start, end in runs) for runs in ranges)
         if expected != local:
             found = f"a local tensor of shape {list(local)}; {', '.join(texts)} of {list(shape)} gives"
@@ -316,6 +320,7 @@ def _sharded_tensor(
         )
         path: Path = () if len(shards) == 1 else (f"{ONE_OF_SEVERAL}{index}>",)
         tensors.append((path, replace(parts, shard=common._replace(ranges=ranges))))
+    # A process without a shard gets an empty tensor, so that its file names the tensor as well.
     if not tensors:
         shard = common._replace(ranges=tuple(() for _ in shape))
         tensors.append(((), TensorParts(dtype, (0, *shape[1:]), in_memory(b""), shard=shard)))

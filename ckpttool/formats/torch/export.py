@@ -224,6 +224,8 @@ def _describe_graph(program: Mapping[str, Any]) -> dict[str, object]:
     The checksum excludes the writer's version and the origin of each node in its source; the latter is
     removed from ``program``.
     """
+    # The metadata of a node is its place in the source of the exporting program, which changes when that is
+    # edited or moved, although the graph is the same.
     calls = [node for node in objects(program) if _is_call(node)]
     for node in calls:
         node.pop("metadata", None)
@@ -499,6 +501,8 @@ class _OldProgramArchive(_ProgramArchive):
             raise duplicate_record(self._path)
         self.safety += self._judge_members(self._archive.members)
         tensor_names: set[str] = set()
+        # Until PyTorch 2.7 each part is a whole file of ``torch.save`` in a record. Early releases call the
+        # records ``.json`` although their content is the same; an empty record has no tensors.
         for stem, prefix in _OLD_PARTS.items():
             member = members.get(f"{stem}.pt") or members.get(f"{stem}.json")
             if member is not None and member.size:

@@ -138,6 +138,8 @@ class LegacyPickles:
 def read_legacy(pickles: LegacyPickles, start: int, end: int) -> tuple[object, LegacyStorages, int]:
     """Return the object and the storages between two offsets of a file, and the offset after them."""
     parts: list[Pickle] = []
+    # No lengths are stored: each pickle begins after the STOP of the one before it. All five are interpreted,
+    # and so judged, before any value is checked: a wrong magic number doesn't hide the others from a scan.
     for where in PARTS:
         parts.append(pickles.read(parts[-1].end if parts else start, end, where))
     magic, protocol, info, root, keys = (part.root for part in parts)
@@ -206,6 +208,9 @@ class LegacyStorages:
         dtype, count = self._announced[key]
         nbytes = count * (1 if dtype is None else dtype.itemsize)
         self._require(offset, _NUMEL_BYTES, end, where)
+        # Each storage begins with its number of elements, which repeats that in the persistent id. There is
+        # no padding and no checksum, and a storage's offset follows only from the sizes of those before it,
+        # so one wrong number would shift the bytes of all that follow.
         stated = int.from_bytes(self._source.read(offset, _NUMEL_BYTES, where), "little", signed=True)
         if stated != count:
             self._fail(f"{stated:,} elements", where, "storage-size", f"{count:,}")

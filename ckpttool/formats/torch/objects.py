@@ -225,6 +225,8 @@ class TorchObjects:
         return apply_lazy_signs(self._tensor_v1(call), call.args[6] if len(call.args) > 6 else None)
 
     def _tensor_v3(self, call: Call) -> Leaf[TensorParts]:
+        # Types without a storage class, such as uint16 and float8, have an untyped storage, whose size is in
+        # bytes. Offset and strides are in elements of the tensor's type all the same.
         storage = self._storage(call.args[0])
         leaf = self._leaf(storage, torch_dtype(call.args[6]), call.args[1], call.args[2], call.args[3])
         return apply_lazy_signs(leaf, call.args[7] if len(call.args) > 7 else None)
@@ -262,6 +264,8 @@ class TorchObjects:
         name_of_scheme = str(describe(scheme)).removeprefix("torch.")
         plain = LogicalTensor({"scheme": name_of_scheme}, value_components=("",))
         tensors = list(elements)
+        # Scale and zero point of a whole tensor are numbers, and become plain data. For each channel they are
+        # tensors, followed by the number of the axis.
         for name, node in zip(quantizer_fields(name_of_scheme), params, strict=False):
             leaf = self.leaf(node)
             if leaf is None:
@@ -271,6 +275,9 @@ class TorchObjects:
         return Leaf(tuple(tensors), plain)
 
     def _sparse(self, call: Call) -> Leaf[TensorParts]:
+        # COO has indices, values and size, and optionally whether it is coalesced. Compressed layouts have
+        # compressed indices, plain indices, values and size. The shape of the values says nothing about that
+        # of the tensor.
         layout = sparse_layout(call.args[0])
         *nodes, size = call.args[1][: len(COMPONENTS[layout]) + 1]
         shape = checked_sizes(size)
@@ -375,6 +382,8 @@ def apply_lazy_signs(leaf: Leaf[TensorParts], bits: object) -> Leaf[TensorParts]
     ((path, parts),) = leaf.tensors
     if parts.values is None:
         return leaf
+    # PyTorch conjugates and negates lazily: it sets a bit and leaves the stored elements unchanged. The bytes
+    # in the file then aren't those of the tensor, which therefore has no extent.
     values = flip_signs(
         parts.values, parts.dtype, conjugated=bool(bits.get("conj")), negated=bool(bits.get("neg"))
     )

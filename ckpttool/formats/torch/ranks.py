@@ -184,6 +184,8 @@ def _note_missing(parts: OpenedParts, files: Sequence[RankFile], world: int) -> 
     present = {(file.stem, file.rank) for file in files}
     missing = []
     for stem, example in {file.stem: file for file in files}.items():
+        # The rank is the number at the end of the name, before the suffix, so the name of a missing file is
+        # made from that of any other file of its stem.
         name, suffix = os.path.splitext(example.name)
         prefix = name.rstrip("0123456789")
         missing += [f"{prefix}{rank}{suffix}" for rank in range(world) if (stem, rank) not in present]
@@ -202,6 +204,8 @@ def _stale_findings(groups: Sequence[_RankGroup], world: int) -> Iterator[Findin
     firsts: dict[str, tuple[object, str]] = {}
     for group in groups:
         for rank, (file, part) in group.parts.items():
+            # A sharded tensor has the mesh of the job that saved it, and the rank, whatever the name of the
+            # file. A file that was renamed, or copied from another job, contradicts its name here.
             shards = list(_shards(part))
             worlds = {shard.world for shard in shards if shard.world} - {world}
             if worlds:
@@ -311,6 +315,8 @@ class _Assembly:
         full_path, (dtype, shape) = (*group.prefix, *path), _global_type(first.tensor)
         shards: list[_RankTensor] = []
         strangers: list[_RankTensor] = []
+        # The first shard decides type and shape of the whole. Parts that differ, or aren't shards, can't be
+        # assembled with the others, but aren't dropped either: they are listed for their rank.
         for part in parts:
             fits = part.tensor.shard is not None and _global_type(part.tensor) == (dtype, shape)
             (shards if fits else strangers).append(part)
@@ -425,6 +431,8 @@ def _parts_by_path(group: _RankGroup) -> dict[Path, list[_RankTensor]]:
         for tensor in part.tensors:
             extent = tensor.storage or tensor.extent
             checksum = None if extent is None else checksums.get((extent.file, extent.offset, extent.nbytes))
+            # If a process has several shards of one tensor, each has a key of its own below the tensor's name
+            # (``distributed.py``); they are parts of the tensor at the path without this key.
             is_one_of_several = tensor.shard is not None and str(tensor.path[-1]).startswith(ONE_OF_SEVERAL)
             path = tensor.path[:-1] if is_one_of_several else tensor.path
             by_path[path].append(_RankTensor(file.name, rank, tensor, checksum))
@@ -443,6 +451,8 @@ def _are_same(one: _RankTensor, other: _RankTensor) -> bool | None:
         return False
     if a.size == 0:
         return True
+    # A checksum is of a whole storage. Views of different places in their storages may have equal elements
+    # although the checksums differ, or different ones although they are equal, so nothing is known of them.
     if None in (one.checksum, other.checksum, a.storage, b.storage) or _view(a) != _view(b):
         return None
     return one.checksum == other.checksum
@@ -497,6 +507,8 @@ def _metadata(groups: Sequence[_RankGroup]) -> dict[str, Any]:
 
 def _metadata_difference(first: object, other: object, depth: int = 0) -> object:
     """Return the differing parts of plain data in nested dictionaries, or ``_SAME``."""
+    # By their ``repr`` 1, 1.0 and True differ, and a NaN equals a NaN. With ``==`` a loss of NaN would differ
+    # from itself, and each rank would seem to have a loss of its own.
     if not isinstance(first, Mapping) or not isinstance(other, Mapping) or depth == _MAX_DEPTH:
         return _SAME if repr(first) == repr(other) else other
     parts = {
@@ -513,6 +525,8 @@ def _common_items(first: object, other: object) -> dict[Any, tuple[object, objec
         return {key: (first[key], value) for key, value in other.items() if key in first}
     if not isinstance(first, list | tuple) or not isinstance(other, list | tuple) or len(first) != len(other):
         return None
+    # Lists are compared item by item only if they hold tensors. Any other list, such as a random state, is
+    # one value: parts of it from different ranks would mean nothing.
     if not any(True for _ in tensors_in(other)):
         return None
     return dict(enumerate(zip(first, other, strict=True)))

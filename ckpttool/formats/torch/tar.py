@@ -135,6 +135,8 @@ def _parse_header(source: Source, header: bytes, offset: int) -> TarMember:
     """Return the member that a header describes."""
     where = f"byte {offset:,}"
     raw_name, _, _, _, size, _, checksum, kind, link, magic = _FIELDS.unpack_from(header)
+    # The checksum of a header is the sum of its bytes, with the eight bytes of the checksum itself counted as
+    # spaces (POSIX ``ustar``). The contents of members have no checksum.
     blanked = header[: _CHECKSUM.start] + b" " * 8 + header[_CHECKSUM.stop :]
     if magic != _MAGIC or _number(source, checksum, where) != sum(blanked):
         raise DamagedCheckpoint(source.path, "a wrong header checksum", where=where, code="tar-header")
@@ -259,6 +261,8 @@ class _TarContents:
             extent = Extent(reader.source.path, start, nbytes)
             storage = Storage(str(key), dtype, nbytes, reader.source, start, extent)
             self.stored[key] = self.storages[key] = storage
+        # Storages that are parts of others have no bytes of their own. They are listed after all storages, as
+        # tuples of key, key of the other storage, offset and number of elements.
         views = reader.pickle()
         for view in views if isinstance(views, list | tuple) else [None]:
             if not isinstance(view, list | tuple) or len(view) != 4:
@@ -273,6 +277,8 @@ class _TarContents:
             key, storage_key, _ = reader.fields(3)
             self._require_new(reader, key)
             storage = self._storage_of(reader, storage_key)
+            # The number of axes takes four bytes, followed by four that PyTorch ignores; then come sizes,
+            # strides and the offset in the storage, in elements, as int64.
             axes = int.from_bytes(reader.source.read(reader.skip(8), 4), "little", signed=True)
             if not 0 <= axes <= MAX_AXES or storage.dtype is None:
                 reader.fail(f"a tensor of {axes:,} axes")

@@ -381,6 +381,9 @@ def _number_definitions(definitions: Mapping[bytes, bytes], root: bytes) -> dict
     """Return the description's name of each definition, in the order in which ``root`` reaches them."""
     counts: dict[bytes, int] = {}
     numbers: dict[bytes, bytes] = {}
+    # Names are mangled anew in each process, so the numbers follow the references from the root. Definitions
+    # that it doesn't reach come afterwards, in the order of their texts without mangled names, which is the
+    # same in each save.
     order = sorted((without_mangles(name), without_mangles(text), name) for name, text in definitions.items())
     pending = [*(name for _, _, name in reversed(order)), root]
     while pending:

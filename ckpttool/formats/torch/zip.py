@@ -104,6 +104,8 @@ class Records:
         try:
             self._index()
         except DamagedCheckpoint as failure:
+            # An archive that is refused for its names may still have pickles that another loader reads. They
+            # are judged before the error is raised, since a refused file must not look like a safe one.
             failure.safety = tuple(self.judge_others())
             raise
 
@@ -261,6 +263,8 @@ class Records:
         has_checksums = self.archive.has_checksums
         for member in self.archive.members:
             extent = Extent(self.path, member.payload, member.stored)
+            # After ``torch.serialization.set_crc32_options(False)`` the checksum of every record is 0, which
+            # means none, not a wrong one.
             crc = member.crc32 if has_checksums else None
             dtype = types.get((member.payload, member.stored)) if member.method == STORED else None
             read = reader_from(self.archive.content(member), self.archive.offset(member))
@@ -288,6 +292,8 @@ def unused_storages(
 
 def element_types(tensors: Tensors) -> dict[tuple[int, int], DType]:
     """Return the element type of each storage whose tensors agree on it, by offset and size in bytes."""
+    # An untyped storage has no element type of its own. That of the tensors counts, if they agree: two
+    # tensors may view the same bytes as different types.
     types: dict[tuple[int, int], DType | None] = {}
     for _, parts in tensors:
         if parts.storage is not None:
@@ -333,6 +339,8 @@ class StorageRecords:
             storage = Storage(key, dtype, member.size, content, offset, extent, self._byteorder)
             self._used[key] = storage
             self._names.add(where.casefold())
+        # PyTorch compares the size of a record with the first persistent id of its key only. Another one with
+        # a different type or count would read the same bytes as something else, so each of them is compared.
         expected = count * (1 if dtype is None else dtype.itemsize)
         if expected != storage.nbytes and archive.rescue is not None:
             return self._lost(key, dtype, count, where)
