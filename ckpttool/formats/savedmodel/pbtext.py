@@ -35,6 +35,7 @@ _TOKEN = re.compile(
     (?P<text>"(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)*') | (?P<mark>[{}<>\[\]:,;])""",
     re.VERBOSE | re.DOTALL,
 )
+_DECIMALS = 40  # more than a number of 64 bits has, also with underscores
 _ESCAPE = re.compile(
     rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
 )
@@ -183,11 +184,13 @@ class _Encoder:
         text = token.text.decode("ascii", "replace")
         if text in self._enum or text in ("true", "false"):
             return self._enum.get(text, int(text == "true"))
-        # The text format has octal numbers as in C, which Python's ``int`` refuses. Others are cut at 40
-        # characters, more than a number of 64 bits needs, since converting millions of digits would take
-        # quadratic time.
+        # TensorFlow parses the text in Python, which takes octal numbers as in C besides its own literals. To
+        # convert millions of decimal digits would take quadratic time; other bases take linear time.
+        is_decimal = not text.removeprefix("-").startswith("0")
         try:
-            value = int(text, 8) if re.fullmatch(r"-?0[0-7]+", text) else int(text[:40], 0)
+            if is_decimal and len(text) > _DECIMALS:
+                raise ValueError("too many digits")
+            value = int(text, 8) if re.fullmatch(r"-?0[0-7]+", text) else int(text, 0)
         except ValueError as failure:
             raise self._damage(f"{text[:20]!r} where a number should be", token.at) from failure
         if not -(1 << 63) <= value < 1 << 64:
