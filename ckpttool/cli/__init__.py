@@ -116,7 +116,7 @@ def _carry_out(arguments: list[str]) -> object:
 def _failed(error: Exception, text: str | None = None) -> int:
     if os.environ.get("CKPTTOOL_DEBUG") == "1":
         raise error
-    say_error(text or str(error))
+    say_error(text or error)
     return FAILED
 
 

@@ -6,6 +6,7 @@ Help is plain text, since importing Rich would take longer than the rest of the 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import MISSING
@@ -63,6 +64,17 @@ COMMANDS = {
     "config": CommandEntry("config_commands", "config", "Show the configuration in force."),
 }
 
+_ELSEWHERE = {
+    **dict.fromkeys(("info", "show", "cat"), "inspect"),
+    **dict.fromkeys(("check", "validate", "scan"), "verify"),
+    **dict.fromkeys(("rm", "delete", "clean"), "prune"),
+    "ls": "list",
+    "compare": "diff",
+    "cp": "copy",
+    "mv": "rename",
+}
+"""Command for each name that other tools have for the same."""
+
 _PAGED = frozenset({"inspect", "verify", "explain", "list", "diff", "config"})
 """Commands whose output is for reading: they change nothing, ask nothing, and print several lines."""
 
@@ -94,7 +106,8 @@ class Commands(click.Group):
                 ),
                 help_option(),
             ],
-            help="Inspect, verify, compare, convert and prune machine-learning checkpoints.",
+            help="Inspect, verify, compare, convert and prune machine-learning checkpoints.\n\n"
+            "ckpttool PATH is short for ckpttool inspect PATH.",
             no_args_is_help=True,
             add_help_option=False,
         )
@@ -115,8 +128,11 @@ class Commands(click.Group):
             return name, _help, rest
         if name in COMMANDS:
             return name, command_named(name), rest
-        hint = did_you_mean(name, COMMANDS) or "see 'ckpttool --help'"
-        raise UsageError(f"no command {name!r} ({hint})")
+        if _is_path(name):
+            return "inspect", command_named("inspect"), args
+        hint = f"did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else did_you_mean(name, COMMANDS)
+        see = hint or "see 'ckpttool --help'"
+        raise UsageError(f"no command {name!r} ({see})")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -126,6 +142,11 @@ class Commands(click.Group):
         from ckpttool.cli.help import write_closing
 
         write_closing(None, formatter)
+
+
+def _is_path(word: str) -> bool:
+    """Return whether a word in place of a command is a path; no command has a dot or a slash in its name."""
+    return is_url(word) or bool({".", os.sep} & {*word}) or os.path.lexists(word)
 
 
 @cache

@@ -9,10 +9,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ckpttool.core.errors import system_text
-from ckpttool.core.text import printable
+from ckpttool.core.errors import NotFound, system_text
+from ckpttool.core.text import closest, printable
 from ckpttool.core.urls import hidden_texts, without_secrets, without_signatures
 
 # As for grep and diff: 1 means that a problem or a difference was found, 2 that there is no answer. A shell
@@ -29,6 +30,9 @@ COMPLETE_VARIABLE = "_CKPTTOOL_COMPLETE"
 COLOURS = ("auto", "always", "never")
 """When output is coloured."""
 
+_MAX_COMPARED = 10_000
+"""Limit on the names of a directory that are compared with a missing one: a second's work."""
+
 _chosen = "auto"
 
 
@@ -43,9 +47,25 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def say_error(text: str) -> None:
+def say_error(error: str | Exception) -> None:
     """Write an error as one line on stderr."""
+    text = error if isinstance(error, str) else error_text(error)
     say(f"ckpttool: {_label('error:', '1;31')} {printable(text)}")
+
+
+def error_text(error: Exception) -> str:
+    """Return the text of an error; if a path doesn't exist and there is no other hint, with a similar one."""
+    text = str(error)
+    if not isinstance(error, NotFound) or text.endswith(")") or os.path.lexists(error.path):
+        return text
+    directory, name = os.path.split(error.path)
+    try:
+        with os.scandir(directory or os.curdir) as entries:
+            names = [entry.name for entry in islice(entries, _MAX_COMPARED)]
+    except OSError:
+        return text
+    similar = closest(name, names)
+    return text if similar is None else f"{text} (did you mean {os.path.join(directory, similar)}?)"
 
 
 def say_warning(text: str) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from ckpttool.cli.output import say, say_error, say_warning
+from ckpttool.cli.output import error_text, say, say_error, say_warning
 from ckpttool.core.text import printable
 from ckpttool.storage import fs
 
@@ -42,7 +42,7 @@ def directory_name(directory: str) -> str:
 
 def with_directory(failure: Exception, directory: str) -> str:
     """Return an error's text with the directory in which it happened."""
-    text = str(failure)
+    text = error_text(failure)
     return text if text.startswith(directory) else f"{directory}: {text}"
 
 

@@ -122,5 +122,5 @@ def _list(command: PinCommand) -> int:
     for pinned, fault in faults if not quiet else ():
         say_warning(f"{shown(pinned.file)}: pinned has {pinned.name!r}, {fault}")
     for error in errors:
-        say_error(str(error))
+        say_error(error)
     return FAILED if errors else int(bool(missing or faults))

@@ -412,7 +412,7 @@ def _settings_of(path: str, command: VerifyCommand) -> PredictionSettings | None
 
 
 def _fail(error: CheckpointError, outcome: VerifyOutcome) -> None:
-    say_error(str(error))
+    say_error(error)
     outcome.failures.append(error)
 
 

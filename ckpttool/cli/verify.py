@@ -149,7 +149,7 @@ def _show_merged(command: VerifyCommand, wanted: Reports) -> int:
         return _show_merged_list(documents, command, has_reports=wanted != Reports())
     outcome = merge_verdicts(documents)
     for failure in outcome.failures:
-        say_error(str(failure))
+        say_error(failure)
     return _report(outcome, wanted, command)
 
 

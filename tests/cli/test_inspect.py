@@ -249,11 +249,9 @@ def test_path_with_controls_is_escaped(run, guide: Path, tmp_path: Path) -> None
     assert (status, err) == (0, "")
     assert out.startswith(f"{tmp_path}/a\\x1b[31mb\\nc.pth: pytorch (zip)\n")
     missing = tmp_path / "\x1b[31m\n.pth"
-    assert run("inspect", missing) == (
-        2,
-        "",
-        f"ckpttool: error: {tmp_path}/\\x1b[31m\\n.pth: no such file or directory\n",
-    )
+    told = f"{tmp_path}/\\x1b[31m\\n.pth: no such file or directory"
+    hint = f"did you mean {tmp_path}/a\\x1b[31mb\\nc.pth?"
+    assert run("inspect", missing) == (2, "", f"ckpttool: error: {told} ({hint})\n")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="names are text there")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +54,9 @@ verify --jobs x a.pth
 --no-such-option
 inspct a.pth
 frobnicate a.pth
+ls
+mv a.pth b.pth
+missing.pth
 help inspct
 help frobnicate
 """
@@ -61,6 +65,31 @@ help frobnicate
 def test_misuse_is_one_line_and_exit_2(run: Run, golden: Golden) -> None:
     golden(refusals(run, *MISUSE.split("\n")[1:-1]))
     assert run().status == 2
+
+
+def test_a_path_in_place_of_a_command_is_inspected(
+    run: Run, guide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(guide, "--field", "training.epoch") == (0, "10\n", "")
+    shutil.copy(guide, tmp_path / "model")
+    shutil.copy(guide, tmp_path / "list")
+    monkeypatch.chdir(tmp_path)
+    assert run("model") == run("inspect", "model")
+    assert run("list", "--flat").out.count("guide") == 0  # the command, not the file of this name
+    assert run("s3:///") == run("inspect", "s3:///")
+
+
+@pytest.mark.parametrize("command", ["", "inspect", "verify", "list", "prune --keep 1", "pin"])
+def test_a_similar_name_is_proposed_for_a_missing_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "weights.pth").touch()
+    told = "ckpttool: error: runs/wieghts.pth: no such file or directory"
+    assert run(*command.split(), "runs/wieghts.pth") == (2, "", f"{told} (did you mean runs/weights.pth?)\n")
+    (tmp_path / "runs" / "weights.pth").unlink()
+    assert run(*command.split(), "runs/wieghts.pth") == (2, "", f"{told}\n")
 
 
 def test_python_dash_m(guide: Path) -> None:
