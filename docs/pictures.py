@@ -189,8 +189,9 @@ def prepare(folder: Path) -> None:
     shutil.copytree(FILES / "runs" / "lightning" / "search", folder / "search")
     shutil.copy(FILES / "twins" / "twin.pth", folder / "torch_model.pth")
     with tarfile.open(FILES / "twins" / "others.tar.xz") as twins:
-        twins.extract("twin.keras", folder, filter="data")
-    (folder / "twin.keras").rename(folder / "keras_model.keras")
+        twin = twins.extractfile("twin.keras")
+        assert twin is not None
+        (folder / "keras_model.keras").write_bytes(twin.read())
     damaged = bytearray((folder / "model_checkpoint.pth").read_bytes())
     damaged[damaged.index(b"data/0") + 128] ^= 0x10
     (folder / "damaged.pth").write_bytes(damaged)

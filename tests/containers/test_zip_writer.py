@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from ckpttool.core.values import Contiguous
 from ckpttool.storage.sink import Sink, WrittenTensor
 from ckpttool.storage.source import Source
 from ckpttool.storage.work import Calls, pool_of_calls
+from tests.support.numpy_files import same_zips
 from tests.support.writing import byte_tensor
 
 torch = pytest.importorskip("torch")
@@ -151,9 +151,7 @@ def test_records_beyond_32_bits_are_where_pytorch_puts_them(tmp_path: Path, crew
             assert one.read(4096) == other.read(4096)
 
 
-@pytest.mark.skipif(
-    sys.version_info < (3, 11, 4), reason="zipfile asks for version 4.5 of zip, even without ZIP64"
-)
+@same_zips
 def test_it_is_what_numpy_writes(tmp_path: Path) -> None:
     arrays = {"a/b": np.arange(6.0).reshape(2, 3), "é": np.zeros((0, 2), "f4"), "large": np.ones(30_000)}
     np.savez(tmp_path / "theirs.npz", **arrays)  # type: ignore[arg-type]

@@ -261,7 +261,7 @@ def test_tensors_pickled_without_torch_save(path: Path, protocol: int) -> None:
 def test_pickles_inside_tensors_are_judged(path: Path) -> None:
     """The storage of a tensor lies in the pickle as a file of its own, which loading would run as well."""
     torch = pytest.importorskip("torch")
-    whole = pickle.dumps({"w": torch.ones(2)}, 4)
+    whole = pickle.dumps({"w": torch.ones(100)}, 4)  # so that the storage takes more than 255 bytes
     honest = pickle.dumps(1001, 2)
     assert whole.count(honest) == 1
     evil = b"\x80\2cos\nsystem\n."

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
+same_zips = pytest.mark.skipif(
+    sys.version_info < (3, 11, 4), reason="zipfile asks for version 4.5 of zip, even without ZIP64"
+)
+"""Mark of tests that expect the bytes of ``numpy.savez``, whose zip is that of Python."""
+
 
 def npy(header: str, data: bytes = b"", version: int = 1) -> bytes:
     """Return a file with a header, of one of three versions, and what lies behind it."""

@@ -21,6 +21,7 @@ from ckpttool.formats.content.tree_json import encode_tree
 from ckpttool.formats.sidecar import ENTRY
 from ckpttool.formats.writer import Content, WriteOptions
 from ckpttool.storage.source import Source
+from tests.support.numpy_files import same_zips
 from tests.support.writing import write as written
 
 OPTIONS = WriteOptions()
@@ -59,6 +60,7 @@ def require_same(target: Path, content: Content) -> None:
 NUMBERS = sorted(name for name in NpzWriter.dtypes if not name.startswith("bits"))
 
 
+@same_zips
 @pytest.mark.parametrize("name", NUMBERS)
 def test_every_type_is_written_as_numpy_writes_it(tmp_path: Path, name: str) -> None:
     data = np.arange(96, dtype="u1") if name != "bool" else np.arange(96, dtype="u1") % 2
@@ -77,6 +79,7 @@ def test_every_type_is_written_as_numpy_writes_it(tmp_path: Path, name: str) -> 
     require_same(target, content)
 
 
+@same_zips
 @pytest.mark.parametrize(("name", "descr"), [("bits8", "V1"), ("bits16", "V2")])
 def test_types_that_numpy_forgot_stay_forgotten(tmp_path: Path, name: str, descr: str) -> None:
     array = np.arange(16, dtype="u1").view(descr).reshape(2, -1)
@@ -136,6 +139,7 @@ AWKWARD = [
 ]
 
 
+@same_zips
 def test_awkward_names_are_what_numpy_gives_them(tmp_path: Path) -> None:
     arrays = {name: np.array([at], "i4") for at, name in enumerate(AWKWARD)}
     target = write(
