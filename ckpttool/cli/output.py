@@ -64,8 +64,14 @@ def error_text(error: Exception) -> str:
             names = [entry.name for entry in islice(entries, _MAX_COMPARED)]
     except OSError:
         return text
-    similar = closest(name, names)
-    return text if similar is None else f"{text} (did you mean {os.path.join(directory, similar)}?)"
+    # A common suffix makes short names similar (gone.pth, in.pth), so they are compared without it.
+    stems = sorted({os.path.splitext(one)[0] for one in names})
+    similar = closest(os.path.splitext(name)[0], stems)
+    if similar is None:
+        return text
+    likely = [one for one in names if os.path.splitext(one)[0] == similar]
+    meant = os.path.join(directory, closest(name, likely) or likely[0])
+    return f"{text} (did you mean {meant}?)"
 
 
 def say_warning(text: str) -> None:

@@ -88,7 +88,7 @@ def test_a_similar_name_is_proposed_for_a_missing_file(
     (tmp_path / "runs" / "weights.pth").touch()
     told = "ckpttool: error: runs/wieghts.pth: no such file or directory"
     assert run(*command.split(), "runs/wieghts.pth") == (2, "", f"{told} (did you mean runs/weights.pth?)\n")
-    (tmp_path / "runs" / "weights.pth").unlink()
+    (tmp_path / "runs" / "weights.pth").rename(tmp_path / "runs" / "other.pth")
     assert run(*command.split(), "runs/wieghts.pth") == (2, "", f"{told}\n")
 
 
