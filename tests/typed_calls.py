@@ -53,11 +53,14 @@ def results(a: Path, b: str) -> tuple[object, ...]:
     newest: str = ckpttool.latest(b).path  # error: assignment
     restored: int = ckpttool.undo(a).restored  # error: assignment
     rows: str = ckpttool.list_checkpoints(a, sort="epoch").checkpoints  # error: assignment
+    paths: list[str] = [one.entry.path for one in ckpttool.list_checkpoints(a)[1:]]
+    row: str = ckpttool.list_checkpoints(a)[0]  # error: assignment
+    oks: list[bool] = [one.ok for one in ckpttool.verify_all(a)]
     names: list[int] = ckpttool.rename(a, "{epoch}").renames  # error: assignment
     pinned: date = ckpttool.pin([a], until=date(2027, 1, 1)).changed  # error: assignment
     return (
         *(verdict, verdicts, difference, converted, salvaged, card, logged, shape),
-        *(found, newest, restored, rows, names, pinned),
+        *(found, newest, restored, rows, names, pinned, paths, row, oks),
     )
 
 

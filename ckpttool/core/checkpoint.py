@@ -13,7 +13,7 @@ from warnings import warn
 
 from ckpttool.core.errors import MissingPackage, Truncated, UsageError, from_os_error
 from ckpttool.core.tensor import Extent, Role, Span, Tensor
-from ckpttool.core.text import did_you_mean, first_names
+from ckpttool.core.text import did_you_mean, first_names, shape_text
 from ckpttool.core.urls import is_url
 
 if TYPE_CHECKING:
@@ -169,9 +169,6 @@ _LAZY = frozenset({"metadata", "training", "layers", "own_names", "tree", "confi
 """Parts that are given as functions; the attributes are their results."""
 
 
-_SHOWN_IN_HTML = 40
-
-
 class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
     """One opened checkpoint: a mapping from names to lazy tensors.
 
@@ -258,17 +255,10 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
     def _repr_html_(self) -> str:
         """Return a table of the first tensors, for notebooks."""
-        from html import escape
+        from ckpttool.core.notebook import html_table
 
-        rows = "".join(
-            f"<tr><td>{escape(one.name)}</td><td>{escape(one.dtype.name)}</td>"
-            f"<td>{'×'.join(map(str, one.shape)) or 'scalar'}</td><td>{one.role.value}</td></tr>"
-            for one in self.tensors[:_SHOWN_IN_HTML]
-        )
-        left = len(self.tensors) - _SHOWN_IN_HTML
-        more = f"<p>… and {left:,} more</p>" if left > 0 else ""
-        heading = "<tr><th>tensor</th><th>type</th><th>shape</th><th>role</th></tr>"
-        return f"<p>{escape(repr(self))}</p><table>{heading}{rows}</table>{more}"
+        rows = ((one.name, one.dtype.name, shape_text(one.shape), one.role.value) for one in self.tensors)
+        return html_table(repr(self), ("tensor", "type", "shape", "role"), rows, len(self.tensors))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -16,12 +16,14 @@ from enum import Enum, EnumMeta
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType, UnionType
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints, overload
 
 from ckpttool.core.errors import MissingPackage
 from ckpttool.core.text import is_printable
 
 # Results --------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
 
 
 class Result(ABC):
@@ -71,6 +73,24 @@ class Table(Result):
         for key in self._ROWS:
             rows = rows[key]
         return pandas.json_normalize(rows)
+
+
+class CheckpointTable(Table, Sequence[T]):
+    """A result that is a sequence of its ``checkpoints``: its length, items and slices are theirs."""
+
+    __slots__ = ()
+    _ROWS = ("checkpoints",)
+    checkpoints: tuple[T, ...]
+
+    def __len__(self) -> int:
+        return len(self.checkpoints)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        return self.checkpoints[index]
 
 
 # Documents ------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypedDict
@@ -12,6 +12,7 @@ from ckpttool.core.options import COMPARISON_PANEL, EXECUTION_PANEL, jobs_option
 from ckpttool.core.report import Sentence
 from ckpttool.core.result import Table, document_of, plain
 from ckpttool.core.tensor import Role
+from ckpttool.core.text import shape_text
 from ckpttool.weights.comparing.compare import EXACT, Side, Statistics, Tolerance
 
 Kind = Literal["values", "shape", "dtype"]
@@ -117,6 +118,11 @@ class TensorFacts:
     dtype: DType
     shape: tuple[int, ...]
     nbytes: int
+
+    @property
+    def text(self) -> str:
+        """Return type and shape."""
+        return f"{self.dtype.name} {shape_text(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +305,23 @@ class Difference(Table):
 
     def __bool__(self) -> bool:
         return self.equal
+
+    def _repr_html_(self) -> str:
+        """Return a table of the differences, for notebooks."""
+        from ckpttool.core.notebook import html_table
+
+        columns = ("what", "name", "A", "B", "largest difference")
+        count = sum(map(len, (self.changed, self.added, self.removed, self.renamed, self.values)))
+        return html_table(repr(self), columns, self._html_rows(), count)
+
+    def _html_rows(self) -> Iterator[tuple[object, ...]]:
+        for one in self.changed:
+            largest = None if one.distance is None else one.distance.max_abs
+            yield f"{one.kind} changed", one.name, one.a.text, one.b.text, largest
+        yield from (("only in A", one.name, one.text, None, None) for one in self.removed)
+        yield from (("only in B", one.name, None, one.text, None) for one in self.added)
+        yield from (("renamed", a, a, b, None) for a, b in self.renamed)
+        yield from (("value", one.path, repr(one.a), repr(one.b), None) for one in self.values)
 
     @property
     def equal(self) -> bool:

@@ -13,6 +13,7 @@ from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, Severity, has_errors, is_safe
 from ckpttool.core.result import Result, document_of
 from ckpttool.core.tensor import Role
+from ckpttool.core.text import counted
 
 _RNG = re.compile(r"(^|[._])rng(_?states?)?([._]|$)|(^|[._])random_states?([._]|$)", re.IGNORECASE)
 """Names of the states of random generators."""
@@ -153,8 +154,9 @@ class Verification(Result):
 
     @property
     def summary(self) -> str:
-        """Return path, verdict and safety in a few words."""
-        return f"{self.path}: {self.verdict}, {self.safety.value}"
+        """Return path, verdict and safety, with the code of the finding if it is not ok."""
+        code = "" if self.failure is None else f" ({self.failure.code})"
+        return f"{self.path}: {self.verdict}, {self.safety.value}{code}"
 
     def document(self) -> dict[str, Any]:
         return verify_document([self], passed=self.passes(strict=False))
@@ -202,8 +204,34 @@ class Verification(Result):
         """Return whether it is valid, and loading it is known to run no code."""
         return self.is_valid and self.safety is Safety.SAFE
 
+    @property
+    def failure(self) -> Finding | None:
+        """Return the first finding that keeps it from being ok, errors before warnings; None if it is ok."""
+        failed = {check.name for check in self.checks if check.status is Status.FAILED} | {"safety"}
+        # Notes fail nothing, unless they say that a requested check could not be done.
+        failing = (
+            one
+            for one in self.findings
+            if one.ignored is None
+            and (one.code in INCONCLUSIVE or (one.check in failed and one.severity is not Severity.NOTE))
+        )
+        order = [*Severity]
+        return None if self.ok else min(failing, key=lambda one: order.index(one.severity), default=None)
+
     def __bool__(self) -> bool:
         return self.ok
+
+    def _repr_html_(self) -> str:
+        """Return tables of its checks and findings, for notebooks."""
+        from ckpttool.core.notebook import html_table
+
+        checks = ((one.name, one.status.value, one.detail) for one in self.checks)
+        shown = html_table(repr(self), ("check", "status", "detail"), checks, len(self.checks))
+        if not self.findings:
+            return shown
+        found = ((one.code, one.severity.value, one.where, one.message) for one in self.findings)
+        columns = ("finding", "severity", "place", "message")
+        return shown + html_table(counted(len(self.findings), "finding"), columns, found, len(self.findings))
 
     def passes(self, *, strict: bool) -> bool:
         """Return whether it is fine, and if warnings fail, whether its safety is known, too."""

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckpttool.core.errors import CheckpointError
-from ckpttool.core.result import Table
+from ckpttool.core.result import CheckpointTable
 from ckpttool.core.text import counted
 from ckpttool.formats import recognition_error
 from ckpttool.formats.discovery import Globs, Walk, discover
@@ -276,8 +276,8 @@ def _named_as(path: str, file: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Verifications(Table):
-    """The verdicts on many checkpoints.
+class Verifications(CheckpointTable[Verification]):
+    """The verdicts on many checkpoints: a sequence of them. It is true if all are ok.
 
     Attributes:
         checkpoints: The verdicts, in the order of the paths.
@@ -286,7 +286,6 @@ class Verifications(Table):
 
     checkpoints: tuple[Verification, ...]
     errors: tuple[CheckpointError, ...] = ()
-    _ROWS = ("checkpoints",)
 
     @property
     def summary(self) -> str:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckpttool.core.errors import UsageError
 from ckpttool.core.options import Depth, Mode
 from ckpttool.core.report import Problem
-from ckpttool.core.result import Table, document_of, messages, plain
-from ckpttool.core.text import counted, utc_time
+from ckpttool.core.result import CheckpointTable, document_of, messages, plain
+from ckpttool.core.text import counted, file_size, utc_time
 from ckpttool.formats.interface import MANIFEST_SUFFIXES, natural_path
 from ckpttool.ops.workload import Part, split
 from ckpttool.runs.entry import Entry
@@ -223,8 +223,10 @@ class ListedRun:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Listing(Table):
-    """All checkpoints of a directory.
+class Listing(CheckpointTable[ListedCheckpoint]):
+    """All checkpoints of a directory: a sequence of them, in the order of ``checkpoints``.
+
+    ``len(listing)`` counts checkpoints, ``listing[0]`` is the first, and a listing without any is false.
 
     Attributes:
         checkpoints: All checkpoints: series by series, each from the oldest on, or in the requested order.
@@ -242,17 +244,30 @@ class Listing(Table):
     best: str | None = None
     runs: tuple[ListedRun, ...] = ()
     unread: Mapping[str, str] = field(default_factory=dict)
-    _ROWS = ("checkpoints",)
 
     @property
     def summary(self) -> str:
         """Return it in a few words."""
         return f"{counted(len(self.checkpoints), 'checkpoint')} in {len(self.series):,} series"
 
+    def _repr_html_(self) -> str:
+        """Return a table of the checkpoints, for notebooks."""
+        from ckpttool.core.notebook import html_table
+
+        columns = ("checkpoint", "epoch", "step", "loss", "size", "state", "marks")
+        return html_table(repr(self), columns, map(_html_row, self.checkpoints), len(self.checkpoints))
+
     def document(self) -> dict[str, Any]:
         rows = document_of(self, "checkpoints", "series", "runs")
         unread = {"unread": messages(self.unread)} if self.unread else {}
         return {"schema": LIST_SCHEMA, **rows, **unread}
+
+
+def _html_row(row: ListedCheckpoint) -> tuple[object, ...]:
+    entry = row.entry
+    named = (("newest", row.is_newest), ("best", row.is_best), ("protected", row.protected))
+    marks = ", ".join(mark for mark, applies in named if applies)
+    return entry.path, entry.epoch, entry.step, entry.loss, file_size(entry.nbytes), row.state, marks
 
 
 def list_checkpoints(

@@ -57,6 +57,19 @@ def test_checkpoints_as_a_frame(series: str) -> None:
     assert frame.set_index("epoch")["loss"].idxmin() in range(1, 11)
 
 
+def test_lists_are_sequences_of_checkpoints(series: str, tmp_path: Path) -> None:
+    listing, verdicts = ckpttool.list_checkpoints(series), ckpttool.verify_all(series)
+    for result in (listing, verdicts):
+        assert (len(result), [*result]) == (10, [*result.checkpoints])
+        assert (result[0], result[-1]) == (result.checkpoints[0], result.checkpoints[9])
+        assert result[2:4] == result.checkpoints[2:4]
+        assert result[3] in result and bool(result)
+        with pytest.raises(IndexError):
+            result[10]
+    (tmp_path / "empty").mkdir()
+    assert not ckpttool.list_checkpoints(tmp_path / "empty")
+
+
 def test_tensors_and_changes_as_a_frame(series: str) -> None:
     frame = ckpttool.inspect(NEW, stats=True).to_frame().set_index("name")
     assert frame.loc["model_state_dict.fc.weight", "stats.zeros"] == 0

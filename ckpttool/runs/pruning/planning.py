@@ -85,6 +85,10 @@ class PrunePlan:
     protections: Protections = field(default_factory=Protections)
     now: float | None = None
 
+    def _repr_html_(self) -> str:
+        """Return a table of kept and removed checkpoints, for notebooks."""
+        return self.plan._repr_html_()
+
 
 def make_plan(
     request: PruneRequest,

@@ -96,6 +96,10 @@ class Pruned(Result):
         gone = sum(entry.path not in self.failed for entry in self.plan.removals)
         return f"{gone:,} {removed}{slim}, {self.freed_bytes:,} bytes"
 
+    def _repr_html_(self) -> str:
+        """Return a table of kept and removed checkpoints, for notebooks."""
+        return self.plan.html_with(repr(self))
+
     @property
     def events(self) -> Iterator[tuple[str, str, str, int | None]]:
         """Yield path, status, description and bytes of each changed checkpoint; none for a dry run.

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
 from ckpttool.core.errors import UsageError
 from ckpttool.core.result import document_of
-from ckpttool.core.text import size
+from ckpttool.core.text import counted, file_size, size
 from ckpttool.runs.entry import Entry
 from ckpttool.runs.reasons import Code, Reason
 from ckpttool.runs.retention.directory_rules import (
@@ -228,9 +228,29 @@ class RetentionPlan(NamedTuple):
         """Return whether any checkpoint is removed or slimmed."""
         return bool(self.changed)
 
+    def _repr_html_(self) -> str:
+        """Return a table of kept and removed checkpoints, for notebooks."""
+        return self.html_with(f"{counted(len(self.removals), 'checkpoint')} to remove")
+
+    def html_with(self, caption: str) -> str:
+        """Return a table of kept and removed checkpoints below a caption, removals first in each series."""
+        from ckpttool.core.notebook import html_table
+
+        columns = ("checkpoint", "plan", "reasons", "size")
+        count = sum(len(group.keep) + len(group.remove) for group in self.groups)
+        return html_table(caption, columns, chain.from_iterable(map(_html_rows, self.groups)), count)
+
     def declined(self) -> RetentionPlan:
         """Return the plan without its changes, after the user declined it."""
         return self._replace(groups=tuple(group.declined() for group in self.groups))
+
+
+def _html_rows(group: GroupPlan) -> Iterator[tuple[object, ...]]:
+    for entry in group.remove:
+        yield entry.path, "remove", group.over_limit.get(entry.path), file_size(entry.nbytes)
+    for kept in group.keep:
+        reasons = ", ".join(kept.reasons) or group.skipped
+        yield kept.entry.path, "slim" if kept.slims else "keep", reasons, file_size(kept.entry.nbytes)
 
 
 def plan(
