@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from warnings import warn
 
-from ckpttool.core.errors import MissingPackage, Truncated, UsageError, from_os_error
-from ckpttool.core.tensor import Extent, Role, Span, Tensor
-from ckpttool.core.text import did_you_mean, first_names, shape_text
-from ckpttool.core.urls import is_url
+from ckpttool.core.state_dict import Framework, state_dict
+from ckpttool.core.tensor import Role, Span, Tensor
+from ckpttool.core.text import did_you_mean, shape_text
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    import numpy as np
     from typing_extensions import Required, Unpack
 
     from ckpttool.core.layers import LayerKind
@@ -123,6 +121,7 @@ class CheckpointParts(TypedDict, total=False):
             containers and values, of the tensors themselves, and of the nodes of
             ``ckpttool.containers.pickle.pickle_nodes`` for other types; values that can't be carried are
             ``Opaque``.
+        part_trees: Trees of its files by the key that their tensors are below, if it has no tree of its own.
         config: Parsed ``config.json`` from the directory of the weights; empty without one.
         native: Format-specific parts needed to write the same format again, by the format and a name:
             ``tensorflow.object_graph``, ``keras.config``. Tensors and metadata are not repeated here.
@@ -151,6 +150,7 @@ class CheckpointParts(TypedDict, total=False):
     layers: Callable[[], Mapping[str, LayerKind]]
     own_names: Callable[[], Mapping[str, str]]
     tree: Callable[[], object]
+    part_trees: Callable[[], Mapping[str, object]]
     config: Callable[[], Mapping[str, object]]
     native: Callable[[], Mapping[str, bytes]]
     producer: Producer
@@ -165,8 +165,10 @@ class CheckpointParts(TypedDict, total=False):
     close: Callable[[], None]
 
 
-_LAZY = frozenset({"metadata", "training", "layers", "own_names", "tree", "config", "native"})
+_LAZY = frozenset({"metadata", "training", "layers", "own_names", "tree", "part_trees", "config", "native"})
 """Parts that are given as functions; the attributes are their results."""
+_PRIVATE = frozenset({"part_trees"})
+"""Parts whose attributes aren't public."""
 
 
 class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
@@ -174,7 +176,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
     Its structure was checked when it was opened; no value was read. Close it, or use it as a context
     manager, to close the files. If two tensors have the same name, it is that of the first; ``tensors``
-    has all of them by path. ``CheckpointParts`` describes each attribute.
+    has all of them by path. ``CheckpointParts`` describes the attributes.
     """
 
     def __init__(self, **parts: Unpack[CheckpointParts]) -> None:
@@ -201,8 +203,9 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         # A lazy part is passed on as a read of this checkpoint's attribute: it is computed at most once for
         # both. Other metadata than this checkpoint's isn't derived from a model's program.
         same: dict[str, Any] = {
-            name: partial(getattr, self, name) if name in _LAZY else getattr(self, name)
+            name: partial(getattr, self, own) if name in _LAZY else getattr(self, own)
             for name in CheckpointParts.__annotations__
+            for own in (f"_{name}" if name in _PRIVATE else name,)
         }
         same["derives_metadata"] &= "metadata" not in changes
         return Checkpoint(**{**same, **changes})
@@ -223,26 +226,29 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
             hint = did_you_mean(name, self._by_name) if isinstance(name, str) else ""
             raise KeyError(f"{name}{f' ({hint})' if hint else ''}") from None
 
-    def state_dict(
-        self, framework: Literal["torch", "numpy", "tensorflow"] = "torch", *, key: str | None = None
-    ) -> dict[str, Any]:
+    def state_dict(self, framework: Framework = "torch", *, key: str | None = None) -> dict[str, Any]:
         """Return the weights as new tensors of a framework, ready for ``model.load_state_dict``.
 
+        With the key of an optimizer, return its nested state dict, ready for ``optimizer.load_state_dict``.
         Nothing is unpickled, imported by name or run: the values are read from the file, each once. Tied
         weights are one tensor. Neither checksums nor values are checked; ``verify`` does that.
 
         Args:
             framework: ``torch``, ``numpy`` or ``tensorflow``; it is imported.
             key: Common parent of the wanted tensors, such as ``ema``, whatever their role; by default all
-                weights, without the key that all are below (``model_state_dict``).
+                weights, without the key that all are below (``model_state_dict``). ``optimizer`` is the
+                checkpoint's only PyTorch optimizer, wherever it is; of several, each has its own key, such
+                as ``optimizer_states.0``.
 
         Raises:
-            KeyError: No tensor is below the key.
+            KeyError: No tensor is below the key, or it is ``optimizer`` and there are several.
             MissingPackage: The framework is not installed.
             CheckpointError: The file can't be read, or is shorter than it was.
-            TypeError: The framework has no such type.
+            TypeError: The framework has no such type, or an optimizer has an object that only unpickling
+                makes.
         """
-        return _state_dict(self.path, self.tensors, framework, key)
+        tree = None if key is None else self._part_trees if self.tree is None else self.tree
+        return state_dict(self.path, self.tensors, framework, key, tree, lambda: self.metadata)
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(tensor.name for tensor in self.tensors))
@@ -292,6 +298,10 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         return self._parts.pop("tree", lambda: None)()
 
     @cached_property
+    def _part_trees(self) -> Mapping[str, object]:
+        return self._parts.pop("part_trees", dict)()
+
+    @cached_property
     def config(self) -> Mapping[str, object]:
         """Parsed ``config.json`` from the directory of the weights; empty without one."""
         return self._parts.get("config", dict)()
@@ -335,110 +345,3 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         if {Role.WEIGHTS, Role.OPTIMIZER} <= roles:
             return Granularity.FULL
         return Granularity.PARTIAL if roles & {Role.WEIGHTS, Role.OPTIMIZER} else Granularity.LIGHTWEIGHT
-
-
-# State dict -----------------------------------------------------------------------------------------
-
-
-def _state_dict(path: str, tensors: Sequence[Tensor], framework: str, key: str | None) -> dict[str, Any]:
-    """Return new, writable tensors by name; see ``Checkpoint.state_dict``."""
-    makers: dict[str, Callable[[str], Callable[[Tensor], Any]]] = {
-        "numpy": lambda path: _as_numpy,
-        "torch": _torch_maker,
-        "tensorflow": _tensorflow_maker,
-    }
-    if framework not in makers:
-        raise UsageError(f"unknown framework {framework!r} (choose from {', '.join(makers)})")
-    make = makers[framework](path)
-    # Tied weights become one tensor, as in the model, if their owner was made before. A tie to a tensor
-    # outside of the selection, such as an optimizer's, is read on its own.
-    made: dict[str, Any] = {}
-    result = {}
-    for name, tensor in _names(tensors, key).items():
-        tied = tensor.shares_with
-        made[tensor.name] = result[name] = made[tied] if tied in made else make(tensor)
-    return result
-
-
-def _names(tensors: Sequence[Tensor], key: str | None) -> dict[str, Tensor]:
-    """Return the weights by their names in the state dict.
-
-    A common parent of all of them, such as ``model_state_dict``, is left out.
-    """
-    if key is not None:
-        below = {one.name[len(key) + 1 :]: one for one in tensors if one.name.startswith(f"{key}.")}
-        if not below:
-            parents = sorted({".".join(map(str, one.path[:-1])) for one in tensors if len(one.path) > 1})
-            hint = did_you_mean(key, parents) or f"available: {first_names(parents) or 'none'}"
-            raise KeyError(f"no tensors below {key!r} ({hint})")
-        return below
-    # ``torch.save({"model": model.state_dict(), …})`` puts a key in front of all names, which a model doesn't
-    # expect. It is cut only if all weights have the same parent: with two models in a file, it distinguishes
-    # their weights.
-    weights = [one for one in tensors if one.role is Role.WEIGHTS]
-    parents_of = {one.path[:-1] for one in weights}
-    start = len(parents_of.pop()) if len(parents_of) == 1 else 0
-    return {".".join(map(str, one.path[start:])): one for one in weights}
-
-
-def _as_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    import numpy as np
-
-    return np.array(tensor.array())
-
-
-def _bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Return all elements as new bytes, little-endian."""
-    import numpy as np
-
-    # Contiguous elements of a local file are read directly into the result, by unbuffered reads: all others
-    # pass through blocks in memory, which takes another copy.
-    content = np.empty(tensor.nbytes, np.uint8)
-    extent = tensor.extent
-    if extent is not None and tensor.byteorder == "little" and not is_url(extent.file):
-        _read_into(content.data, extent)
-        return content
-    at = 0
-    for block in tensor.blocks():
-        content[at : at + len(block)] = np.frombuffer(block, np.uint8)
-        at += len(block)
-    return content
-
-
-def _read_into(buffer: memoryview, extent: Extent) -> None:
-    try:
-        with open(extent.file, "rb", buffering=0) as file:
-            file.seek(extent.offset)
-            while len(buffer):
-                count = file.readinto(buffer)
-                if not count:
-                    raise Truncated(extent.file, f"the file ends {len(buffer):,} bytes too early")
-                buffer = buffer[count:]
-    except OSError as error:
-        raise from_os_error(error, extent.file) from error
-
-
-def _torch_maker(path: str) -> Callable[[Tensor], Any]:
-    torch = _framework(path, "torch", "torch")
-
-    def make(tensor: Tensor) -> Any:
-        dtype = getattr(torch, tensor.dtype.name, None)
-        if tensor.values is None or tensor.dtype.bits < 8 or not isinstance(dtype, torch.dtype):
-            raise TypeError(f"{tensor.name}: no stored values, or PyTorch has no type {tensor.dtype.name}")
-        return torch.from_numpy(_bytes_of(tensor)).view(dtype).reshape(tensor.shape)
-
-    return make
-
-
-def _tensorflow_maker(path: str) -> Callable[[Tensor], Any]:
-    tensorflow = _framework(path, "tensorflow", "TensorFlow")
-    return lambda tensor: tensorflow.convert_to_tensor(tensor.array())
-
-
-def _framework(path: str, module: str, name: str) -> Any:
-    from importlib import import_module
-
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingPackage(path, f"its state dict needs {name}") from error

@@ -105,7 +105,7 @@ class HfTrainer(Format):
             tensors = _add_weights(parts, metadata, weights, entries)
             tensors += _add_rank_sets(parts, metadata, directory, entries)
             taken = {name for unit in weights for name in unit.members}
-            others = [
+            loadable = [
                 name
                 for name, entry in entries.items()
                 if name.endswith(_SUFFIXES)
@@ -113,7 +113,8 @@ class HfTrainer(Format):
                 and name not in taken
                 and not FSDP.fullmatch(name)
             ]
-            tensors += _add_others(parts, metadata, directory, others)
+            others = _add_others(parts, metadata, directory, loadable)
+            tensors += (_nested(key, one) for key, part in others.items() for one in part.tensors)
             numbered = NUMBERED.fullmatch(_own_name(directory))
             if numbered and "global_step" in state and int(numbered[1]) != state["global_step"]:
                 step = f"{state['global_step']!r:.40}"
@@ -129,6 +130,7 @@ class HfTrainer(Format):
                 files=tuple(_files(directory)),
                 spans=parts.spans,
                 metadata=lambda: metadata,
+                part_trees=lambda: {key: part.tree for key, part in others.items()},
                 training=lambda: training_of(state, metadata.get("training_args", {}), _own_name(directory)),
                 producer=Producer(
                     "accelerate" if is_accelerate else "transformers",
@@ -239,9 +241,9 @@ def _is_of_optimizer(unit: Unit) -> bool:
 
 def _add_others(
     parts: OpenedParts, metadata: dict[str, Any], directory: str, names: list[str]
-) -> list[Tensor]:
-    """Open other loadable files, and return their tensors, with paths below the file's stem."""
-    tensors: list[Tensor] = []
+) -> dict[str, Checkpoint]:
+    """Open other loadable files, and return them by the file's stem."""
+    others: dict[str, Checkpoint] = {}
     for name in names:
         path, key = os.path.join(directory, name), _key(name, metadata)
         is_known = _RESUMED.fullmatch(name) or name == ARGUMENTS
@@ -249,9 +251,9 @@ def _add_others(
             message = "no format recognises it, so it was not checked"
             parts.findings.append(warning("part-unrecognised", message, name))
         elif (part := parts.add_file(name, path)) is not None:
-            tensors += (_nested(key, tensor) for tensor in part.tensors)
+            others[key] = part
             metadata[key] = dict(part.metadata)
-    return tensors
+    return others
 
 
 def _key(name: str, metadata: Mapping[str, Any]) -> str:
