@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -167,8 +167,8 @@ class CheckpointParts(TypedDict, total=False):
 
 _LAZY = frozenset({"metadata", "training", "layers", "own_names", "tree", "part_trees", "config", "native"})
 """Parts that are given as functions; the attributes are their results."""
-_PRIVATE = frozenset({"part_trees"})
-"""Parts whose attributes aren't public."""
+_PRIVATE = frozenset({"own_names", "judged", "part_trees"})
+"""Parts whose attributes aren't public: other modules ask ``own_names_of`` and ``judged_files``."""
 
 
 class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
@@ -190,7 +190,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         self.producer = parts.get("producer", Producer())
         self.findings = parts.get("findings", ())
         self.safety = parts.get("safety", ())
-        self.judged = parts.get("judged", frozenset())
+        self._judged = parts.get("judged", frozenset())
         self.conventions = parts.get("conventions") or self.format
         self.complete = parts.get("complete", True)
         self.names_all = parts.get("names_all", self.complete)
@@ -212,8 +212,20 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
 
     def but(self, **changes: Any) -> Checkpoint:
         """Return ``replace(**changes)``; this name is deprecated."""
-        warn("Checkpoint.but is deprecated, use Checkpoint.replace", DeprecationWarning, stacklevel=2)
+        _warn_of("but", "use Checkpoint.replace")
         return self.replace(**changes)
+
+    @property
+    def judged(self) -> frozenset[str]:
+        """Return the absolute paths of single files that ``safety`` covers; deprecated."""
+        _warn_of("judged", "it is internal")
+        return self._judged
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        """Return the names of variables at their creation, by tensor; deprecated."""
+        _warn_of("own_names", "it is internal")
+        return self._own_names
 
     @cached_property
     def _by_name(self) -> dict[str, Tensor]:
@@ -287,8 +299,7 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         return self._parts.get("layers", dict)()
 
     @cached_property
-    def own_names(self) -> Mapping[str, str]:
-        """Return the names of variables at their creation, by tensor, if the files have them."""
+    def _own_names(self) -> Mapping[str, str]:
         return self._parts.get("own_names", dict)()
 
     @cached_property
@@ -345,3 +356,23 @@ class Checkpoint(Mapping[str, Tensor], AbstractContextManager["Checkpoint"]):
         if {Role.WEIGHTS, Role.OPTIMIZER} <= roles:
             return Granularity.FULL
         return Granularity.PARTIAL if roles & {Role.WEIGHTS, Role.OPTIMIZER} else Granularity.LIGHTWEIGHT
+
+
+def _warn_of(name: str, advice: str) -> None:
+    warn(f"Checkpoint.{name} is deprecated: {advice}", DeprecationWarning, stacklevel=3)
+
+
+def own_names_of(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return the names of variables at their creation, by tensor, if the files have them."""
+    return checkpoint._own_names
+
+
+def judged_files(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the absolute paths of single files that ``safety`` covers."""
+    return checkpoint._judged
+
+
+def add_safety(checkpoint: Checkpoint, judged: Iterable[str], findings: Iterable[Finding]) -> None:
+    """Add files that were judged to those that ``safety`` covers, with their findings."""
+    checkpoint._judged = checkpoint._judged.union(judged)
+    checkpoint.safety = tuple(dict.fromkeys((*checkpoint.safety, *findings)))

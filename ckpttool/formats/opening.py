@@ -18,7 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ckpttool.containers.jsontext import parse_json
-from ckpttool.core.checkpoint import Checkpoint, CheckpointParts, FileEntry
+from ckpttool.core.checkpoint import Checkpoint, CheckpointParts, FileEntry, judged_files
 from ckpttool.core.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -244,7 +244,7 @@ class OpenedParts(Opening):
                 self.safety.append(not_scanned(name))
             return None
         self.parts[name] = part
-        self.judged |= part.judged
+        self.judged |= judged_files(part)
         self.findings += (add_part_name(finding, name) for finding in part.findings)
         self.safety += (add_part_name(finding, name) for finding in part.safety)
         self.complete &= part.complete

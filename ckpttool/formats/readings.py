@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from ckpttool.containers.npy import MAGIC as NPY_MAGIC
 from ckpttool.containers.pickle.pickle_detection import has_torch_magic, is_pickle
 from ckpttool.containers.zip_reader import LOCAL_MAGIC
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint, add_safety, judged_files
 from ckpttool.core.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -83,11 +83,8 @@ CONTENTS = {
 
 def add_readings(checkpoint: Checkpoint, probe: Probe, format: Format) -> None:
     """Add findings of other readings of a file to its checkpoint, and one for a misleading suffix."""
-    checkpoint.judged |= {fs.abspath(probe.path)}
     findings = () if has_errors(checkpoint.safety) else checkpoint.findings
-    further = tuple(further_readings(probe, format, findings))
-    if further:
-        checkpoint.safety = tuple(dict.fromkeys((*checkpoint.safety, *further)))
+    add_safety(checkpoint, [fs.abspath(probe.path)], further_readings(probe, format, findings))
     suffix = os.path.splitext(probe.name)[1].lower()
     if checkpoint.format not in CONTENTS.get(suffix, (checkpoint.format,)):
         message = f"a {checkpoint.format} file, which no framework calls {suffix}"
@@ -309,11 +306,9 @@ _PROGRAM_SUFFIX, _PIR = ".pdmodel", b'"base_code"'
 def add_bystanders(checkpoint: Checkpoint, root: str) -> None:
     """Add safety findings of the other files in the directory ``root`` to its checkpoint."""
     own = frozenset(fs.abspath(file.path) for file in checkpoint.files)
-    bystanders = _Bystanders(root, checkpoint.judged, own)
-    findings = tuple(bystanders.findings())
-    checkpoint.judged |= bystanders.judged
-    if findings:
-        checkpoint.safety = tuple(dict.fromkeys((*checkpoint.safety, *findings)))
+    bystanders = _Bystanders(root, judged_files(checkpoint), own)
+    findings = [*bystanders.findings()]
+    add_safety(checkpoint, bystanders.judged, findings)
 
 
 def bystander_findings(root: str) -> tuple[Finding, ...]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from warnings import warn
 
 from ckpttool.core.errors import CheckpointError
 from ckpttool.core.report import Finding, Severity, has_errors, is_safe
@@ -159,7 +160,7 @@ class Verification(Result):
         return f"{self.path}: {self.verdict}, {self.safety.value}{code}"
 
     def document(self) -> dict[str, Any]:
-        return verify_document([self], passed=self.passes(strict=False))
+        return verify_document([self], passed=self.passes())
 
     def row(self) -> dict[str, Any]:
         """Return the row of a document for this checkpoint."""
@@ -171,8 +172,8 @@ class Verification(Result):
         """Return ``valid`` or ``invalid``."""
         return "valid" if self.is_valid else "invalid"
 
-    # Validity and safety are two verdicts: an intact checkpoint may run code when loaded. ``is_fine`` is the
-    # exit status (valid, not known to be unsafe), ``ok`` the stricter truth value of the library (known
+    # Validity and safety are two verdicts: an intact checkpoint may run code when loaded. ``passes`` is
+    # the exit status (valid, not known to be unsafe), ``ok`` the stricter truth value of the library (known
     # safe).
     @property
     def is_valid(self) -> bool:
@@ -196,8 +197,9 @@ class Verification(Result):
 
     @property
     def is_fine(self) -> bool:
-        """Return whether it is valid, and not known to be unsafe."""
-        return self.is_valid and self.safety is not Safety.UNSAFE
+        """Return ``passes()``; this name is deprecated."""
+        warn("Verification.is_fine is deprecated, use passes()", DeprecationWarning, stacklevel=2)
+        return self.passes()
 
     @property
     def ok(self) -> bool:
@@ -233,10 +235,10 @@ class Verification(Result):
         columns = ("finding", "severity", "place", "message")
         return shown + html_table(counted(len(self.findings), "finding"), columns, found, len(self.findings))
 
-    def passes(self, *, strict: bool) -> bool:
-        """Return whether it is fine, and if warnings fail, whether its safety is known, too."""
+    def passes(self, *, strict: bool = False) -> bool:
+        """Return whether it is valid and not known to be unsafe, and if warnings fail, known to be safe."""
         fails_safety = any(one.name == "safety" and one.status is Status.FAILED for one in self.checks)
-        return self.is_fine and not (strict and fails_safety)
+        return self.is_valid and self.safety is not Safety.UNSAFE and not (strict and fails_safety)
 
 
 def verify_document(

@@ -143,7 +143,7 @@ def _rerun_while_changing(
     # same members; one that the user named is reported as it is.
     for _ in range(_TRIES - 1):
         verdict = result.verification
-        if task.is_named or task.seal or verdict is None or verdict.is_fine:
+        if task.is_named or task.seal or verdict is None or verdict.passes():
             break
         try:
             now = current_unit(task.unit)

@@ -89,7 +89,7 @@ class Watched:
         def judge(entry: Entry, progress: Progress) -> Judgement:
             self.verified[entry.name] += 1
             found = verify(entry.unit)
-            return found, None if found.is_fine else found.findings[0].message
+            return found, None if found.passes() else found.findings[0].message
 
         request = WatchRequest(directory=str(run), verify=judge, steps=steps)
         self.watch = DirectoryWatch(request, self.events.append, is_ending=ends, clock=self.clock)

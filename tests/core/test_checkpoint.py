@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ckpttool import Checkpoint, CheckpointError, Granularity, Role, Tensor, open_checkpoint
+from ckpttool import Checkpoint, CheckpointError, Granularity, Role, Tensor, open_checkpoint, verify
+from ckpttool.core.checkpoint import judged_files, own_names_of
 from ckpttool.core.dtypes import BY_NAME
 from tests.support.numpy_files import header, npy
 from tests.support.tensors import tensor_of
@@ -192,7 +193,20 @@ def test_another_checkpoint_of_the_same_files(guide: Path) -> None:
         same = found.replace()
         for part in ("path", "format", "variant", "tensors", "files", "metadata", "training", "layers"):
             assert getattr(same, part) == getattr(found, part)
-        for part in ("own_names", "native", "producer", "findings", "safety", "complete", "close", "spans"):
+        for part in ("native", "producer", "findings", "safety", "complete", "close", "spans"):
             assert getattr(same, part) == getattr(found, part)
+        assert (own_names_of(same), judged_files(same)) == (own_names_of(found), judged_files(found))
         assert same.tree is found.tree
         assert found.metadata["epoch"] == 10
+
+
+def test_old_names_still_work_with_a_warning(guide: Path) -> None:
+    with open_checkpoint(guide) as found:
+        with pytest.warns(DeprecationWarning, match=r"Checkpoint\.judged is deprecated: it is internal"):
+            assert found.judged == {str(guide.absolute())}
+        with pytest.warns(DeprecationWarning, match=r"Checkpoint\.own_names is deprecated"):
+            assert found.own_names == {}
+        with pytest.warns(DeprecationWarning, match=r"but is deprecated: use Checkpoint\.replace"):
+            assert found.but(complete=False).complete is False
+    with pytest.warns(DeprecationWarning, match=r"is_fine is deprecated, use passes\(\)"):
+        assert verify(guide).is_fine

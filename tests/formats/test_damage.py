@@ -343,7 +343,7 @@ def test_what_was_not_looked_at_is_not_safe(tmp_path: Path) -> None:
     path = tmp_path / "many.pkl"
     path.write_bytes(b"\x80\x02}." * 20_000 + b"cos\nsystem\n(Vtrue\ntR.")
     verification = verify(path, only=("structure", "safety"))
-    assert not verification.is_fine
+    assert not verification.passes()
     assert verification.safety is not Safety.SAFE
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from ckpttool import Role, convert, inspect, open_checkpoint, verify
 from ckpttool.cli.render.text_inspect import inspect_text
+from ckpttool.core.checkpoint import judged_files
 from ckpttool.ops.conversion_plan import content_of
 from ckpttool.weights.converting.training_state import without_training_state
 from tests.formats.test_torch_dcp import FILES, rewritten
@@ -54,7 +55,7 @@ def test_what_is_not_sharded_is_part_of_it(saved: Path) -> None:
         assert common.metadata
         own = common.metadata.keys() - {"epoch", "step"}  # which the fixture's shards hold, too
         assert {key: checkpoint.metadata[key] for key in own} == {key: common.metadata[key] for key in own}
-        assert str(saved / "common.pt") in checkpoint.judged
+        assert str(saved / "common.pt") in judged_files(checkpoint)
 
 
 @pytest.mark.parametrize(

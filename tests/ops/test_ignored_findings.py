@@ -46,7 +46,7 @@ def test_a_check_that_only_ignored_findings_failed_passes() -> None:
     judged = applied(verification(INF), ignore)
     assert judged.findings == (INF._replace(ignored="masks"),)
     assert judged.checks[1] == Check("values", Status.PASSED, "8 tensors, 1 ignored")
-    assert judged.is_fine
+    assert judged.passes()
     assert is_used(ignore, judged)
 
 

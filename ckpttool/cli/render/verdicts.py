@@ -136,7 +136,7 @@ def _verdict_lines(verifications: Sequence[Verification], style: VerifyStyle) ->
 def _in_brief(verification: Verification) -> str:
     """Return the checks that were run, or if some failed, these alone."""
     failed = [one.name for one in verification.checks if one.status is Status.FAILED]
-    if failed or not verification.is_fine:
+    if failed or not verification.passes():
         return ", ".join(failed) or "not fully checked"
     if any(check.detail == NOT_REQUESTED for check in verification.checks):
         done = [
@@ -222,7 +222,7 @@ def _summary_lines(verifications: Sequence[Verification], style: VerifyStyle) ->
         lines[0] += f", {style.unread:,} not read"
     if style.unread and style.strict:
         lines.append(f"failed (--strict): {counted(style.unread, 'model')} not read")
-    unknown = [one for one in verifications if one.is_fine and not one.passes(strict=style.strict)]
+    unknown = [one for one in verifications if one.passes() and not one.passes(strict=style.strict)]
     if unknown:
         lines.append(f"failed (--strict): {counted(len(unknown), 'checkpoint')} of unknown safety")
     return lines

@@ -16,7 +16,7 @@ from functools import cache, partial
 from itertools import chain
 from zlib import crc32
 
-from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer
+from ckpttool.core.checkpoint import Checkpoint, FileEntry, Producer, own_names_of
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, Unsupported
 from ckpttool.core.report import Finding, error, note, warning
 from ckpttool.core.tensor import Extent, Span, Tensor
@@ -87,7 +87,8 @@ def open_model(directory: str, names: tuple[str, ...]) -> Checkpoint:
 
         def own_names() -> Mapping[str, str]:
             # The object graph in the bundle has the variables' names in Python; tensors were renamed since.
-            known = {one.key: bundle.own_names.get(one.name) for one in bundle.tensors} if bundle else {}
+            names = own_names_of(bundle) if bundle else {}
+            known = {one.key: names.get(one.name) for one in bundle.tensors} if bundle else {}
             return {one.name: name for one in tensors if (name := known.get(one.key)) is not None}
 
         def native() -> Mapping[str, bytes]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttool.containers.pickle.pickle_nodes import DictSubclass
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint, own_names_of
 from ckpttool.core.errors import CheckpointError, DamagedCheckpoint, UsageError
 from ckpttool.core.tensor import Span, Tensor
 from ckpttool.core.text import counted
@@ -122,7 +122,7 @@ def join_parts(parts: Sequence[MergePart], variant: str | None) -> Checkpoint:
         metadata=lambda: metadata,
         training=lambda: staged[0] if staged else first.training,
         layers=lambda: {name: kind for one in checkpoints for name, kind in one.layers.items()},
-        own_names=lambda: {name: own for one in checkpoints for name, own in one.own_names.items()},
+        own_names=lambda: {name: own for one in checkpoints for name, own in own_names_of(one).items()},
         tree=lambda: tree,
         native=lambda: native,
         producer=first.producer,

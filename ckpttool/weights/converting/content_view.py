@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint, own_names_of
 from ckpttool.core.tensor import Tensor
 from ckpttool.formats.writer import Content
 from ckpttool.weights.pairing.map_file import TensorMap, TensorRule
@@ -81,7 +81,7 @@ def view_of(content: Content, checkpoint: Checkpoint) -> ContentView:
         spans=lambda: iter(()),
         metadata=lambda: checkpoint.metadata,
         layers=lambda: by_shown_name(checkpoint.layers),
-        own_names=lambda: by_shown_name(checkpoint.own_names),
+        own_names=lambda: by_shown_name(own_names_of(checkpoint)),
     )
     layouts_from_map = frozenset(
         name for name, what in content.mapped.items() if what == "layout" and name in names

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from ckpttool.core.checkpoint import Checkpoint
+from ckpttool.core.checkpoint import Checkpoint, own_names_of
 from ckpttool.core.tensor import Path, Role, Tensor
 from ckpttool.formats.traits import Family, traits_of
 from ckpttool.weights.pairing.layers import Steps, steps_of
@@ -201,7 +201,7 @@ def numbered_layer_names(checkpoint: Checkpoint) -> dict[Steps, Steps]:
     TensorFlow and ``.keras`` files number layers (``layers/3``, ``layer_with_weights-0``), but may store the
     original name of each variable.
     """
-    own_names = checkpoint.own_names
+    own_names = own_names_of(checkpoint)
     # The own name of a variable ends like its path inside the layer, so the steps before that name the layer.
     # A layer is left out if its variables disagree, or if another layer has the same name.
     candidates: dict[Steps, set[Steps]] = {}
