@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ckpttool.ops.verdict import Check, Safety, Status, Verification
     from ckpttool.ops.verify import verify
     from ckpttool.ops.verify_all import Verifications, verify_all
+    from ckpttool.predict.request import PredictionRequest
     from ckpttool.runs.card import Card, card
     from ckpttool.runs.copying import Copied, copy
     from ckpttool.runs.inspecting import inspect
@@ -81,6 +82,7 @@ __all__ = [
     "NotFound",
     "OutOfMemory",
     "Policy",
+    "PredictionRequest",
     "PruneRequest",
     "RenameRequest",
     "Role",
@@ -132,6 +134,7 @@ _HOMES = {
     "ops.verify": ("verify",),
     "ops.verify_all": ("Verifications", "verify_all"),
     "core.report": ("Finding", "Severity"),
+    "predict.request": ("PredictionRequest",),
     "runs.card": ("Card", "card"),
     "runs.copying": ("Copied", "copy"),
     "runs.inspecting": ("inspect",),
