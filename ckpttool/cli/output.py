@@ -64,14 +64,19 @@ def error_text(error: Exception) -> str:
             names = [entry.name for entry in islice(entries, _MAX_COMPARED)]
     except OSError:
         return text
-    # A common suffix makes short names similar (gone.pth, in.pth), so they are compared without it.
-    stems = sorted({os.path.splitext(one)[0] for one in names})
-    similar = closest(os.path.splitext(name)[0], stems)
-    if similar is None:
+    # A common suffix makes short names similar (gone.pth, in.pth), so it is compared apart: a name is meant
+    # if it has the same suffix and a similar stem, or the same stem and a similar suffix.
+    stem, suffix = os.path.splitext(name)
+    parts = [os.path.splitext(one) for one in sorted(names)]
+    similar = closest(stem, [one for one, end in parts if end == suffix])
+    meant = (
+        closest(name, [one + end for one, end in parts if one == stem])
+        if similar is None
+        else similar + suffix
+    )
+    if meant is None:
         return text
-    likely = [one for one in names if os.path.splitext(one)[0] == similar]
-    meant = os.path.join(directory, closest(name, likely) or likely[0])
-    return f"{text} (did you mean {meant}?)"
+    return f"{text} (did you mean {os.path.join(directory, meant)}?)"
 
 
 def say_warning(text: str) -> None:
